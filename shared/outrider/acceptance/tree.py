@@ -1,0 +1,80 @@
+"""Token trees: what a proposal looks like. A chain is a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.errors import InvalidArgument
+
+ROOT = -1
+"""Parent of the nodes that continue the last committed token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """`n` proposed tokens; node i continues node `parents[i]`, or the last committed token where that is `ROOT`.
+
+    Parents come before their children, so one pass over the nodes meets every parent first.
+    """
+
+    tokens: tuple[int, ...]  # [n]
+    parents: tuple[int, ...]  # [n]
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int]) -> TokenTree:
+        """The tree in which every token continues the one before it."""
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        """True if every node continues the node before it."""
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    def children(self, node: int) -> tuple[int, ...]:
+        """The nodes that continue `node` (or the root), in proposal order."""
+        return tuple(child for child, parent in enumerate(self.parents) if parent == node)
+
+    def depths(self) -> tuple[int, ...]:
+        """[n] how many tokens after the last committed one each node stands: 1 for the root's children."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """The nodes from the root's child down to `node`; empty for the root."""
+        nodes: list[int] = []
+        while node != ROOT:
+            nodes.append(node)
+            node = self.parents[node]
+        return tuple(reversed(nodes))
+
+    def truncated(self, size: int) -> TokenTree:
+        """The first `size` nodes; still a tree, because parents come first."""
+        return TokenTree(self.tokens[:size], self.parents[:size])
+
+    def clipped(self, depth: int) -> TokenTree:
+        """Without the nodes deeper than `depth`; the rest keeps its order."""
+        depths = self.depths()
+        kept = [node for node in range(len(self)) if depths[node] <= depth]
+        if len(kept) == len(self):
+            return self
+        place = {node: index for index, node in enumerate(kept)} | {ROOT: ROOT}
+        return TokenTree(tuple(self.tokens[n] for n in kept), tuple(place[self.parents[n]] for n in kept))
+
+
+def validate_tree(tree: TokenTree, *, vocabulary_size: int, max_nodes: int) -> None:
+    """Raise InvalidArgument unless `tree`, which came over the wire, is a tree of known tokens and allowed size."""
+    if len(tree.tokens) != len(tree.parents):
+        raise InvalidArgument("proposal.tree.parents", len(tree.parents), f"as many as tokens, {len(tree.tokens)}")
+    if len(tree) > max_nodes:
+        raise InvalidArgument("proposal.tree.tokens", len(tree), f"at most {max_nodes} long")
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        if not 0 <= token < vocabulary_size:
+            raise InvalidArgument(f"proposal.tree.tokens[{node}]", token, f"a token id below {vocabulary_size}")
+        if not ROOT <= parent < node:
+            raise InvalidArgument(f"proposal.tree.parents[{node}]", parent, f"from -1 to {node - 1}")

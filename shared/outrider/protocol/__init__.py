@@ -1,0 +1,1 @@
+"""The items of the replica streams as plain values."""

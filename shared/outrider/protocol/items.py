@@ -1,0 +1,148 @@
+"""The items of the draft and verifier streams as plain values; `outrider.rpc.convert` maps them to protobuf and back.
+
+Every item carries its `Key`: replies echo it, and a reply whose key is not the one waited for is stale and dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from outrider.acceptance.params import Rule, SamplingParams
+from outrider.acceptance.proposal import Proposal, Verdict
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Which session, which opening of it, and how many tokens were committed when the item was made."""
+
+    session: int
+    epoch: int
+    base_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """(Re)open a session from its whole history. `key.base_length == len(tokens)`."""
+
+    key: Key
+    tokens: tuple[int, ...]
+    prompt_length: int
+    max_length: int  # most tokens the session will ever hold, in-flight ones included
+    params: SamplingParams
+    rule: Rule
+    seed: int  # unsigned 64 bits
+    logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()  # what min_tokens suppresses
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """The first `keep` committed tokens stay, then `append` follows: `keep + len(append) == key.base_length`."""
+
+    key: Key
+    keep: int
+    append: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Advance, then run the target over the last committed token and every node of the proposal."""
+
+    key: Key
+    keep: int
+    append: tuple[int, ...]
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Advance, then draft up to `max_tokens` tokens."""
+
+    key: Key
+    keep: int
+    append: tuple[int, ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Forget the session; its full blocks stay in the prefix cache."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The session is admitted; `cached_tokens` of its history needed no computing."""
+
+    key: Key
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The verdict of one round."""
+
+    key: Key
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A proposal; possibly `NO_PROPOSAL`."""
+
+    key: Key
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The session is gone."""
+
+    key: Key
+
+
+class FailureCode(StrEnum):
+    """Why one item failed, while its stream and its neighbours go on."""
+
+    UNKNOWN_SESSION = "unknown_session"
+    STALE_EPOCH = "stale_epoch"
+    BASE_LENGTH = "base_length"
+    INVALID_ARGUMENT = "invalid_argument"
+    RESOURCE_EXHAUSTED = "resource_exhausted"
+    CONTEXT_LENGTH = "context_length"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The item with this key failed."""
+
+    key: Key
+    code: FailureCode
+    message: str
+
+
+VerifierRequest = Open | Verify | Advance | Close
+VerifierReply = Opened | Verified | Closed | Failed
+DraftRequest = Open | Propose | Advance | Close
+DraftReply = Opened | Drafted | Closed | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a replica serves."""
+
+    name: str
+    architecture: str
+    parameters: int
+    dtype: str
+    device: str
+    context_length: int
+    vocabulary_fingerprint: str
+    vocabulary_size: int
+    eos_token_ids: tuple[int, ...]
