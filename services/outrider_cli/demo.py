@@ -1,0 +1,161 @@
+"""`outrider demo`: plain decoding beside speculation, on this machine, with real weights."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.rule import Rule
+from rich.table import Table
+
+from outrider import __version__
+from outrider.client import Client, Drafter, RequestOptions
+from outrider_cli import options
+from outrider_cli.cluster import LocalCluster
+from outrider_cli.comparison import DRAFTER_NAMES, DRAFTERS, Comparison, compare, timed, verdicts
+from outrider_cli.prompts import PROMPTS
+from outrider_cli.terminal import err, errors_reported, out, print_json, printable, say
+from outrider_cli.weights import demo_model_directory
+
+DRAFT_LAYERS = 6
+MAX_DRAFT_TOKENS = 4
+WARM_UP_TOKENS = 16
+
+
+@errors_reported()
+def demo(
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 96,
+    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every request.")] = 0,
+    draft_layers: Annotated[
+        int, typer.Option(min=1, help="The draft model is this many first layers of the target.")
+    ] = DRAFT_LAYERS,
+    max_draft_tokens: Annotated[int, typer.Option(min=1, help="Longest guess, in tokens.")] = MAX_DRAFT_TOKENS,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind; the table shows medians.")] = 1,
+    as_json: options.AsJson = False,
+    timeout: options.Timeout = 300.0,
+) -> None:
+    """Show what speculation brings on this machine: a small model, three prompts, plain decoding beside two drafters.
+
+    Fetches SmolLM2-135M-Instruct once (about 100 MB), then starts a verifier, a draft service and a coordinator. Every
+    answer must be identical with and without speculation, otherwise the exit code is 1.
+
+    ```
+    outrider demo
+    outrider demo --repeats 3 --json > result.json
+    ```
+    """
+    request: RequestOptions = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "max_draft_tokens": max_draft_tokens,
+    }
+    with err.status("starting") as status:
+        model = demo_model_directory(status.update)
+        status.update("starting a verifier, a draft service and a coordinator")
+        with LocalCluster(str(model), draft_layers=draft_layers) as cluster, Client(cluster.address) as client:
+            comparisons = measure(client, request, repeats, timeout, status.update)
+            report = {
+                "model": client.model_info().target.name,
+                "draft_layers": draft_layers,
+                "request": request,
+                **environment(client),
+                "identical": all(is_identical(comparison) for comparison in comparisons),
+                "prompts": [comparison.as_json() for comparison in comparisons],
+            }
+    if as_json:
+        print_json(report)
+    else:
+        show(comparisons, report)
+    if not report["identical"]:
+        raise typer.Exit(1)
+
+
+def measure(
+    client: Client, request: RequestOptions, repeats: int, timeout: float, progress: Callable[[str], None]
+) -> list[Comparison]:
+    """One warm-up request for each drafter, then every prompt with every drafter."""
+    progress("warming up")
+    for drafter in DRAFTERS:
+        warm_up: RequestOptions = {**request, "drafter": drafter, "max_tokens": WARM_UP_TOKENS}
+        timed(client, "Hello", warm_up, timeout)
+    return [
+        compare(client, name, prompt, request, repeats=repeats, timeout=timeout, progress=progress)
+        for name, prompt in PROMPTS.items()
+    ]
+
+
+def is_identical(comparison: Comparison) -> bool:
+    """True if speculation changed nothing in the answer."""
+    return all(comparison.identical(drafter) for drafter in DRAFTERS)
+
+
+def environment(client: Client) -> dict[str, Any]:
+    """Where the numbers come from."""
+    target = client.model_info().target
+    versions = {"outrider": __version__, "python": platform.python_version()}
+    for package in ("grpcio", "torch", "transformers"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    hardware = {
+        "machine": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "device": target.device,
+        "dtype": target.dtype,
+    }
+    return {"hardware": hardware, "versions": versions}
+
+
+def show(comparisons: Sequence[Comparison], report: dict[str, Any]) -> None:
+    """Answers and tables for people."""
+    for comparison in comparisons:
+        out.print(Rule(comparison.name, align="left"))
+        say(comparison.prompt, style="dim")
+        say(printable(comparison.plain.completion.text).strip())
+        out.print(_table(comparison))
+    hardware = report["hardware"]
+    say(
+        f"{report['model']}, {hardware['dtype']} on {hardware['device']}; {hardware['processor']}, {hardware['cores']} cores"
+    )
+    for line in verdicts(comparisons):
+        say(line)
+    if report["identical"]:
+        say("All answers are identical with and without speculation.")
+    else:
+        say("Answers differ: speculation changed the text, which is a bug. Please report it.", style="red")
+
+
+def _table(comparison: Comparison) -> Table:
+    table = Table("", "tokens/s", "speed-up", "acceptance", "tokens a pass", "wire bytes/token", "identical", box=None)
+    for drafter in DRAFTERS:
+        run = comparison.of(drafter)[0]
+        stats = run.completion.speculation
+        table.add_row(
+            DRAFTER_NAMES[drafter],
+            f"{comparison.speed(drafter):.1f}",
+            "" if drafter is Drafter.NONE else f"{comparison.speedup(drafter):.2f}x",
+            "" if stats.acceptance_rate is None else f"{stats.acceptance_rate:.0%}",
+            f"{stats.accepted_length:.2f}",
+            f"{run.wire_bytes_per_token:.0f}",
+            "yes" if comparison.identical(drafter) else "NO",
+        )
+    return table
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,138 @@
+"""`outrider up`: a verifier, a draft service and a coordinator on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, NoReturn
+
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from outrider.client import Drafter
+from outrider_cli import options
+from outrider_cli.cluster import LocalCluster
+from outrider_cli.terminal import err, errors_reported, note, print_json, say
+
+_ADVANCED = "Advanced"
+
+
+@errors_reported()
+def up(
+    model: Annotated[str, typer.Option(help="The target: a Hugging Face id, a directory or a .gguf file.")],
+    draft_model: Annotated[
+        str | None, typer.Option(help="A small model with the same vocabulary that guesses ahead.")
+    ] = None,
+    draft_layers: Annotated[
+        int | None, typer.Option(min=1, help="Or: guess with the first layers of the target (or of --draft-model).")
+    ] = None,
+    drafter: options.Drafter = None,
+    max_draft_tokens: options.MaxDraftTokens = None,
+    rule: options.Rule = None,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is every network of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free one.")] = 7400,
+    dtype: Annotated[str | None, typer.Option(help="Number type of the models, such as bfloat16.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where the models run, such as cpu or cuda:0.")] = None,
+    as_json: options.AsJson = False,
+    start_timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds that loading may take.", rich_help_panel=_ADVANCED)
+    ] = 600.0,
+    verifier_flags: Annotated[
+        str, typer.Option(help="More flags for the verifier, in one string.", rich_help_panel=_ADVANCED)
+    ] = "",
+    draft_flags: Annotated[str, typer.Option(help="More flags for the draft service.", rich_help_panel=_ADVANCED)] = "",
+    coordinator_flags: Annotated[
+        str, typer.Option(help="More flags for the coordinator.", rich_help_panel=_ADVANCED)
+    ] = "",
+) -> None:
+    """Start everything on this machine and keep it running until Ctrl-C.
+
+    With --draft-model or --draft-layers a draft model guesses, otherwise repeats of the text so far are the guesses.
+    The logs of the services go to stderr.
+
+    ```
+    outrider up --model Qwen/Qwen2.5-Coder-1.5B-Instruct --draft-model Qwen/Qwen2.5-Coder-0.5B-Instruct
+    outrider up --model ./model.gguf --draft-layers 6 --port 7500
+    ```
+    """
+    with_draft = draft_model is not None or draft_layers is not None
+    if drafter is Drafter.MODEL and not with_draft:
+        raise typer.BadParameter("model needs --draft-model or --draft-layers", param_hint="--drafter")
+    speculation = {
+        "drafter": drafter or (Drafter.MODEL if with_draft else Drafter.NGRAM),
+        "max-draft-tokens": max_draft_tokens,
+        "rule": rule,
+    }
+    flags = [flag for name, value in speculation.items() if value is not None for flag in (f"--{name}", str(value))]
+    cluster = LocalCluster(
+        model,
+        draft_model=draft_model,
+        draft_layers=draft_layers,
+        dtype=dtype,
+        device=device,
+        listen=f"{host}:{port}",
+        coordinator_flags=[*flags, *shlex.split(coordinator_flags)],
+        verifier_flags=shlex.split(verifier_flags),
+        draft_flags=shlex.split(draft_flags),
+        with_draft=with_draft,
+        start_timeout_s=start_timeout,
+        log=_show_log,
+    )
+    with stopped_by_signals():
+        try:
+            with _progress(f"loading {model}"):
+                cluster.start()
+            _announce(cluster, as_json)
+            ended = cluster.wait_for_end(None)
+            assert ended is not None
+            raise ended.describe_end()
+        except _Stopped:
+            note("stopping")
+        finally:
+            cluster.stop()
+
+
+class _Stopped(BaseException):
+    """Ctrl-C or SIGTERM. Not an Exception, so that nothing on the way takes it for an error."""
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM raise _Stopped in the main thread."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise _Stopped
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _show_log(role: str, line: str) -> None:
+    note(f"{role:<11} | {line}", style="")
+
+
+def _progress(what: str) -> Progress:
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=err,
+        transient=True,
+    )
+    progress.add_task(what, total=None)
+    return progress
+
+
+def _announce(cluster: LocalCluster, as_json: bool) -> None:
+    address = cluster.address.replace("0.0.0.0:", "127.0.0.1:")
+    if as_json:
+        print_json({"address": address, "pids": cluster.pids})
+        return
+    say(f"Outrider is ready at {address}. Ctrl-C stops it. In another terminal:")
+    say(f'  outrider generate --address {address} "Why is the sky blue?"')

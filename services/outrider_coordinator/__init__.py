@@ -1,0 +1,1 @@
+"""The coordinator: owns each generation, decides which guessed tokens stand, streams them to the client."""

@@ -1,0 +1,145 @@
+"""All running generations: admits them, gives each its target and drafter, ends them, counts them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from outrider.errors import InvalidArgument
+from outrider.telemetry import metrics
+from outrider_coordinator.admission import Admission
+from outrider_coordinator.drafters import Drafter, ModelDrafter, NgramDrafter, NoDrafter
+from outrider_coordinator.generate import generate
+from outrider_coordinator.replicas import Replicas
+from outrider_coordinator.request import DrafterKind, Request
+from outrider_coordinator.session import Delta, Session
+from outrider_coordinator.settings import CoordinatorSettings
+from outrider_coordinator.target import TargetBinding
+
+
+@dataclass(slots=True)
+class _Running:
+    """A generation in progress: the task that runs it, and whether Abort was called."""
+
+    task: asyncio.Task[object]
+    aborted: bool = False
+
+
+class Generation:
+    """One generation: iterate over its deltas; afterwards `session` and `fallback_reason` tell how it went."""
+
+    def __init__(self, session: Session, target: TargetBinding, drafter: Drafter) -> None:
+        self.session = session
+        self._target = target
+        self._drafter = drafter
+
+    @property
+    def fallback_reason(self) -> str:
+        """Why the drafter stopped proposing, if it did."""
+        return self._drafter.fallback_reason
+
+    def deltas(self) -> AsyncIterator[Delta]:
+        """The rounds' deltas, in order."""
+        return generate(self.session, self._target, self._drafter)
+
+    async def close(self) -> None:
+        """Free what the replicas hold."""
+        await self._drafter.close()
+        await self._target.close()
+
+
+class Generations:
+    """The generations of this process, by request id."""
+
+    def __init__(self, replicas: Replicas, settings: CoordinatorSettings) -> None:
+        self._replicas = replicas
+        self._settings = settings
+        self._numbers = itertools.count(1)
+        self._epochs = itertools.count(1)  # one counter for all: an epoch is never used twice
+        self._running: dict[str, _Running] = {}
+        self.admission = Admission(settings.max_sessions, settings.max_waiting, settings.queue_timeout_s)
+
+    def start(self, request: Request) -> Generation:
+        """A generation that has not asked any replica for anything yet."""
+        tokenizer = self._replicas.known_target.tokenizer
+        session = Session(next(self._numbers), request, tokenizer.detokenizer())
+        target = TargetBinding(
+            session,
+            self._replicas,
+            timeout_s=self._settings.verify_timeout_s,
+            failover_s=self._settings.failover_s,
+            epochs=self._epochs,
+        )
+        return Generation(session, target, self._drafter(session))
+
+    async def run(self, generation: Generation) -> AsyncIterator[Delta]:
+        """Run a generation to its end, or until `abort`; its replicas are free afterwards, whatever happens."""
+        session = generation.session
+        entry = self._enter(session.request.request_id)
+        try:
+            async with self.admission.place():
+                session.clock.admitted = time.monotonic()
+                async with aclosing(generation.deltas()) as deltas:  # type: ignore[type-var]
+                    async for delta in deltas:
+                        yield delta
+        except asyncio.CancelledError:
+            if not entry.aborted:
+                raise
+            entry.task.uncancel()
+            if session.finish is None:
+                yield session.abort()
+        finally:
+            del self._running[session.request.request_id]
+            await generation.close()
+            _record(session)
+
+    def abort(self, request_id: str) -> bool:
+        """End a generation; False if none of that id runs."""
+        entry = self._running.get(request_id)
+        if entry is None or entry.aborted:
+            return False
+        entry.aborted = True
+        entry.task.cancel()
+        return True
+
+    def _enter(self, request_id: str) -> _Running:
+        if request_id in self._running:
+            raise InvalidArgument("request_id", request_id, "unlike that of any running generation")
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[request_id] = entry = _Running(task)
+        return entry
+
+    def _drafter(self, session: Session) -> Drafter:
+        match session.request.speculation.drafter:
+            case DrafterKind.NGRAM:
+                return NgramDrafter()
+            case DrafterKind.MODEL if not self._replicas.drafts:
+                return NoDrafter("this coordinator has no draft replicas")
+            case DrafterKind.MODEL:
+                return ModelDrafter(
+                    session,
+                    self._replicas,
+                    timeout_s=self._settings.draft_timeout_s,
+                    retry_s=self._settings.draft_retry_s,
+                    epochs=self._epochs,
+                )
+            case _:
+                return NoDrafter()
+
+
+def _record(session: Session) -> None:
+    """Count a generation once, at its end: metric sums equal usage sums."""
+    drafter = {"drafter": session.request.speculation.drafter.value}
+    reason = session.finish.reason.value if session.finish is not None else "error"
+    metrics.requests.add(1, {"reason": reason})
+    metrics.prompt_tokens.add(len(session.request.prompt))
+    metrics.completion_tokens.add(session.completion_tokens)
+    metrics.rounds.add(session.counts.rounds, drafter)
+    if session.counts.proposed:
+        metrics.proposed_tokens.add(session.counts.proposed, drafter)
+        metrics.accepted_tokens.add(session.counts.accepted, drafter)

@@ -1,0 +1,66 @@
+"""GenerationService as clients see it."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import grpc.aio
+
+import outrider
+from outrider.rpc.convert import model_to_proto
+from outrider.rpc.status import errors_as_status
+from outrider.v1 import generation_pb2 as pb
+from outrider.v1 import generation_pb2_grpc
+from outrider_coordinator.convert import (
+    Defaults,
+    delta_to_proto,
+    finished_to_proto,
+    prompt_from_proto,
+    request_from_proto,
+    speculation_to_proto,
+)
+from outrider_coordinator.generations import Generations
+from outrider_coordinator.replicas import Replicas
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    """Validates, runs, streams."""
+
+    def __init__(self, replicas: Replicas, generations: Generations, defaults: Defaults) -> None:
+        self._replicas = replicas
+        self._generations = generations
+        self._defaults = defaults
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Deltas, then one `finished`."""
+        async with errors_as_status(context):
+            checked = request_from_proto(request, self._replicas.known_target, self._defaults)
+            generation = self._generations.start(checked)
+            async with aclosing(self._generations.run(generation)) as deltas:  # type: ignore[type-var]
+                async for delta in deltas:
+                    if delta.text or delta.token_ids:
+                        await context.write(delta_to_proto(delta))
+            await context.write(finished_to_proto(generation.session, generation.fallback_reason))
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802
+        """Idempotent."""
+        return pb.AbortResponse(aborted=self._generations.abort(request.request_id))
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
+        """The ids Generate would use."""
+        async with errors_as_status(context):
+            return pb.TokenizeResponse(token_ids=prompt_from_proto(request, self._replicas.known_target))
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:  # noqa: N802
+        """The target, the drafts connected now, and what a request without wishes gets."""
+        async with errors_as_status(context):
+            drafts = [link.model for link in self._replicas.drafts if link.ready and link.model is not None]
+            return pb.GetModelInfoResponse(
+                target=model_to_proto(self._replicas.known_target.model),
+                drafts=[model_to_proto(model) for model in drafts],
+                default_speculation=speculation_to_proto(self._defaults.speculation),
+                version=outrider.__version__,
+            )

@@ -1,0 +1,121 @@
+"""The state of one generation: the committed tokens, what was emitted of them, and the counts. No I/O."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from outrider.acceptance.accept import accept
+from outrider.acceptance.proposal import Outcome, Proposal, RowLogprobs, Verdict
+from outrider.acceptance.stopping import Detokenizer, Emission, Finish, Stopper
+from outrider_coordinator.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The target's unprocessed logprob of one emitted token, and of the likeliest ones at its place."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one round adds to the answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a generation did. Every count ends with the last emitted token, as usage does."""
+
+    rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    cached_tokens: int = 0
+    wire_bytes: int = 0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """accepted / proposed; None where nothing was proposed."""
+        return self.accepted / self.proposed if self.proposed else None
+
+
+@dataclass(slots=True)
+class Clock:
+    """When things happened, in time.monotonic seconds."""
+
+    arrived: float = field(default_factory=time.monotonic)
+    admitted: float | None = None
+    first_token: float | None = None
+
+
+class Session:
+    """One generation. `committed` is the only truth; replicas hold copies of it."""
+
+    def __init__(self, number: int, request: Request, detokenizer: Detokenizer) -> None:
+        """`number` is unique in this process and names the session on its replicas' streams."""
+        self.number = number
+        self.request = request
+        self.committed: list[int] = list(request.prompt)
+        self.counts = Counts()
+        self.clock = Clock()
+        self._stopper = Stopper(request.conditions, detokenizer, prompt_length=len(request.prompt))
+
+    @property
+    def finish(self) -> Finish | None:
+        """Why the generation ended, once it has."""
+        return self._stopper.finish
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens emitted so far."""
+        return self._stopper.emitted
+
+    @property
+    def draft_budget(self) -> int:
+        """Most tokens worth proposing now: a round emits one more than it accepts."""
+        return max(0, min(self.request.speculation.max_draft_tokens, self._stopper.remaining - 1))
+
+    def commit(self, proposal: Proposal, verdict: Verdict) -> Delta:
+        """Decide the round, take in the tokens that stand, and say what the client gets of them."""
+        request = self.request
+        outcome = accept(
+            request.speculation.rule, proposal, verdict, seed=request.seed, base_length=len(self.committed)
+        )
+        emission = self._stopper.push(outcome.tokens(proposal.tree))
+        self.committed.extend(emission.token_ids)
+        self._count(proposal, outcome, emission)
+        return Delta(emission.text, emission.token_ids, self._logprobs(outcome, emission, verdict))
+
+    def abort(self) -> Delta:
+        """End now; the text held back so far comes out."""
+        return Delta(self._stopper.abort().text, (), ())
+
+    def _count(self, proposal: Proposal, outcome: Outcome, emission: Emission) -> None:
+        emitted = len(emission.token_ids)
+        self.counts.rounds += 1
+        # Nodes below the end of the answer were never in question.
+        self.counts.proposed += sum(depth <= emitted for depth in proposal.tree.depths())
+        self.counts.accepted += min(len(outcome.accepted), emitted)
+        if emitted and self.clock.first_token is None:
+            self.clock.first_token = time.monotonic()
+
+    def _logprobs(self, outcome: Outcome, emission: Emission, verdict: Verdict) -> tuple[TokenLogprobs, ...]:
+        if self.request.logprobs is None:
+            return ()
+        # The token after row r was chosen at row r: the root's row first, then each accepted node's.
+        rows = (0, *(node + 1 for node in outcome.accepted))
+        return tuple(
+            _token_logprobs(token, verdict.logprobs[row], self.request.logprobs)
+            for token, row in zip(emission.token_ids, rows, strict=False)
+        )
+
+
+def _token_logprobs(token: int, row: RowLogprobs, top: int) -> TokenLogprobs:
+    pairs = tuple(zip(row.token_ids, row.logprobs, strict=True))
+    return TokenLogprobs(token, dict(pairs)[token], pairs[:top])

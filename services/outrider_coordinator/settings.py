@@ -1,0 +1,46 @@
+"""Settings of the coordinator process."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from outrider.acceptance.params import Rule
+from outrider.config import Settings
+from outrider_coordinator.request import MAX_DRAFT_TOKENS, DrafterKind, Speculation
+
+
+class CoordinatorSettings(Settings, env_prefix="OUTRIDER_COORDINATOR_"):
+    """The coordinator owns each generation, decides which guessed tokens stand, and streams them to the client."""
+
+    listen: str = Field(
+        "127.0.0.1:7400", description="Address to serve clients on, host:port; port 0 picks a free one."
+    )
+    verifiers: list[str] = Field(min_length=1, description="Addresses of the verifiers, host:port.")
+    drafts: list[str] = Field([], description="Addresses of the drafts, host:port.")
+    drafter: DrafterKind = Field(
+        DrafterKind.NGRAM, description="Where guesses come from unless a request says otherwise; model needs a draft."
+    )
+    max_draft_tokens: int = Field(
+        4, ge=0, le=MAX_DRAFT_TOKENS, description="Longest guess per round; 0 switches it off."
+    )
+    rule: Rule = Field(
+        Rule.MATCH,
+        description="How guesses are accepted; under match the answer depends on target, request and seed alone.",
+    )
+    default_max_tokens: int = Field(1024, ge=1, description="Most output tokens of a request that sets no limit.")
+    max_sessions: int = Field(1024, ge=1, description="Generations that run at the same time.")
+    max_waiting: int = Field(1024, ge=0, description="Requests that wait for one to end; more are refused.")
+    queue_timeout_s: float = Field(30.0, ge=0, description="Longest wait in that queue, in seconds.")
+    verify_timeout_s: float = Field(
+        120.0, gt=0, description="Longest wait for a verdict, prefill included, in seconds."
+    )
+    failover_s: float = Field(30.0, gt=0, description="Longest time a session waits for a verifier, in seconds.")
+    draft_timeout_s: float = Field(2.0, gt=0, description="Longest wait for a model's guess, in seconds.")
+    draft_retry_s: float = Field(5.0, gt=0, description="Pause before a lost or late draft is asked again, in seconds.")
+    start_timeout_s: float = Field(300.0, gt=0, description="Longest wait for the first verifier at start, in seconds.")
+    grace_s: float = Field(30.0, ge=0, description="Seconds that running generations may take to end after SIGTERM.")
+
+    @property
+    def speculation(self) -> Speculation:
+        """What a request without wishes gets."""
+        return Speculation(self.drafter, self.max_draft_tokens, self.rule)

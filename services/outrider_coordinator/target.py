@@ -1,0 +1,128 @@
+"""A session's place on a verifier: opened when first needed, re-opened from the committed tokens when lost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from outrider.acceptance.proposal import Proposal, Verdict
+from outrider.errors import DeadlineExceeded, InternalError, OutriderError, ResourceExhausted, Unavailable
+from outrider.protocol.items import (
+    Close,
+    FailureCode,
+    Key,
+    Open,
+    Opened,
+    Verified,
+    VerifierReply,
+    VerifierRequest,
+    Verify,
+)
+from outrider.rpc.replica_link import ItemError, ReplicaLink
+from outrider.telemetry.logs import get_logger
+from outrider_coordinator.replicas import Replicas
+from outrider_coordinator.session import Session
+
+log = get_logger(__name__)
+
+VerifierLink = ReplicaLink[VerifierRequest, VerifierReply]
+
+_REOPEN = {
+    # What a replica forgot, or what we no longer agree on with it, comes back from the committed tokens.
+    FailureCode.UNKNOWN_SESSION,
+    FailureCode.STALE_EPOCH,
+    FailureCode.BASE_LENGTH,
+    FailureCode.INTERNAL,
+}
+MAX_REOPENINGS = 8
+
+
+class TargetBinding:
+    """Binds one session to one verifier at a time. Losing the replica costs time, never tokens."""
+
+    def __init__(
+        self, session: Session, replicas: Replicas, *, timeout_s: float, failover_s: float, epochs: itertools.count[int]
+    ) -> None:
+        """`timeout_s` bounds one reply, prefill included; `failover_s` the time without any verifier."""
+        self._session = session
+        self._replicas = replicas
+        self._timeout_s = timeout_s
+        self._failover_s = failover_s
+        self._epochs = epochs
+        self._link: VerifierLink | None = None
+        self._epoch = 0
+        self._known = 0  # committed tokens the replica has been told of
+        self._lost: set[str] = set()  # replicas that failed this session since its last round
+
+    async def verify(self, committed: Sequence[int], proposal: Proposal) -> Verdict:
+        """The target's word on a proposal after `committed`.
+
+        Raises Unavailable when no verifier could be had in time, ResourceExhausted when none has room.
+        """
+        for _ in range(MAX_REOPENINGS):
+            try:
+                link = self._link or await self._open(committed)
+                return await self._round(link, committed, proposal)
+            except (Unavailable, DeadlineExceeded) as error:
+                await self._lose(error)
+            except ItemError as error:
+                if error.code not in _REOPEN:
+                    raise _as_client_error(error) from error
+                await self._lose(error)
+        raise Unavailable(f"the session was lost {MAX_REOPENINGS} times in a row")
+
+    async def close(self) -> None:
+        """Free the session's state, wherever it is."""
+        if self._link is not None:
+            link, self._link = self._link, None
+            self._session.counts.wire_bytes += link.tell(Close(self._key(self._known)))
+            await self._replicas.release_verifier(self._session.number, link)
+
+    async def _round(self, link: VerifierLink, committed: Sequence[int], proposal: Proposal) -> Verdict:
+        known, base = self._known, len(committed)
+        item = Verify(self._key(base), known, tuple(committed[known:]), proposal)
+        exchange = await link.call(item, self._timeout_s)
+        self._session.counts.wire_bytes += exchange.wire_bytes
+        if not isinstance(exchange.reply, Verified):
+            raise InternalError(f"{link.address} answered a round with {type(exchange.reply).__name__}")
+        self._known = base
+        self._lost.clear()
+        return exchange.reply.verdict
+
+    async def _open(self, committed: Sequence[int]) -> VerifierLink:
+        request = self._session.request
+        link = await self._replicas.bind_verifier(self._session.number, self._failover_s, avoid=self._lost)
+        self._link, self._epoch, self._known = link, next(self._epochs), len(committed)
+        item = Open(
+            key=self._key(len(committed)),
+            tokens=tuple(committed),
+            prompt_length=len(request.prompt),
+            max_length=request.max_length,
+            params=request.params,
+            rule=request.speculation.rule,
+            seed=request.seed,
+            logprobs=request.logprobs,
+            stop_token_ids=tuple(sorted(request.conditions.final_token_ids)),
+        )
+        exchange = await link.call(item, self._timeout_s)
+        self._session.counts.wire_bytes += exchange.wire_bytes
+        if isinstance(exchange.reply, Opened) and self._session.counts.rounds == 0:
+            self._session.counts.cached_tokens = min(exchange.reply.cached_tokens, len(request.prompt))
+        return link
+
+    async def _lose(self, error: OutriderError) -> None:
+        if self._link is None:
+            raise error  # no verifier at all
+        log.warning("session %d lost %s: %s", self._session.number, self._link.address, error)
+        self._lost.add(self._link.address)
+        await self.close()
+
+    def _key(self, base_length: int) -> Key:
+        return Key(self._session.number, self._epoch, base_length)
+
+
+def _as_client_error(error: ItemError) -> OutriderError:
+    if error.code is FailureCode.RESOURCE_EXHAUSTED:
+        return ResourceExhausted(error.message)
+    # The request was validated against this very model: what the verifier rejects now is our mistake.
+    return InternalError(f"the verifier refused a valid item: {error}")

@@ -1,0 +1,1 @@
+"""The draft service: holds a draft model and guesses tokens."""

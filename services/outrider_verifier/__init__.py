@@ -1,0 +1,1 @@
+"""The verifier service: holds the target model and judges proposals."""

@@ -1,0 +1,132 @@
+"""What one forward pass computes: the rows of several sessions side by side, and what each row may attend to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.acceptance.tree import ROOT, TokenTree
+from outrider.engine.sequence import NO_TREE, KvSequence
+
+Slots = slice | Tensor
+"""Cache slots: a slice where they lie side by side, else an int64 tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Tokens of one session to compute: a chain that continues `sequence.cached`, then a tree that continues the chain.
+
+    With `want_logits`, the pass returns one row for the last chain token and one for each node.
+    """
+
+    sequence: KvSequence
+    tokens: Sequence[int]  # at least one
+    tree: TokenTree = NO_TREE
+    want_logits: bool = True
+
+    def __len__(self) -> int:
+        return len(self.tokens) + len(self.tree)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The keys that one session's rows may see: their slots [L], and which row sees which (None: each sees all)."""
+
+    slots: Slots
+    mask: Tensor | None  # bool [rows, L]
+
+
+@dataclass(slots=True)
+class Span:
+    """One session's rows in the batch, `start` to before `stop`, which stand at index `base` on in its cache."""
+
+    feed: Feed
+    start: int
+    stop: int
+    base: int
+    device: torch.device
+    _contexts: dict[int | None, Context] = field(default_factory=dict)  # by sliding window
+
+    def positions(self) -> list[int]:
+        """Of each row, in the session's text."""
+        root = self.base + len(self.feed.tokens) - 1
+        return [*range(self.base, root + 1), *(root + depth for depth in self.feed.tree.depths())]
+
+    def context(self, window: int | None) -> Context:
+        """What the rows see: everything before them on their own path, the last `window` positions of it if given."""
+        if window not in self._contexts:
+            self._contexts[window] = self._make_context(window)
+        return self._contexts[window]
+
+    def _make_context(self, window: int | None) -> Context:
+        length = self.base + len(self.feed)
+        first = max(0, self.base - window + 1) if window else 0
+        slots = to_slots(self.feed.sequence.slots(first, length), self.device)
+        if len(self.feed) == 1:
+            return Context(slots, None)
+        mask = torch.ones((len(self.feed), length), dtype=torch.bool, device=self.device).tril(self.base)
+        if not self.feed.tree.is_chain:
+            chain = len(self.feed.tokens)
+            mask[chain:, self.base + chain :] = ancestors(self.feed.tree).to(self.device)
+        if window and window < length:
+            keys = torch.tensor([*range(self.base), *self.positions()], device=self.device)
+            mask &= keys > keys[self.base :, None] - window
+        return Context(slots, mask[:, first:])
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The spans of one forward pass, flattened into T rows."""
+
+    spans: tuple[Span, ...]
+    slots: Slots  # [T] where each row's key and value go
+    input_ids: Tensor  # [1, T]
+    position_ids: Tensor  # [1, T]
+    logit_rows: Tensor  # [R] the rows whose logits are wanted
+
+    @classmethod
+    def of(cls, feeds: Sequence[Feed], device: torch.device) -> Batch:
+        """Lay the feeds out one after the other."""
+        spans: list[Span] = []
+        start = 0
+        for feed in feeds:
+            spans.append(Span(feed, start, start + len(feed), len(feed.sequence.cached), device))
+            start += len(feed)
+        wanted = [
+            row
+            for span in spans
+            if span.feed.want_logits
+            for row in range(span.start + len(span.feed.tokens) - 1, span.stop)
+        ]
+        return cls(
+            spans=tuple(spans),
+            slots=_written_slots(spans, device),
+            input_ids=torch.tensor([[t for feed in feeds for t in (*feed.tokens, *feed.tree.tokens)]], device=device),
+            position_ids=torch.tensor([[p for span in spans for p in span.positions()]], device=device),
+            logit_rows=torch.tensor(wanted, dtype=torch.int64, device=device),
+        )
+
+
+def ancestors(tree: TokenTree) -> Tensor:
+    """Bool [n, n]: entry (i, j) tells whether node j is node i or stands above it."""
+    matrix = torch.eye(len(tree), dtype=torch.bool)
+    for node, parent in enumerate(tree.parents):
+        if parent != ROOT:
+            matrix[node] |= matrix[parent]
+    return matrix
+
+
+def to_slots(slots: slice | list[int], device: torch.device) -> Slots:
+    """The slots as something to index tensors on `device` with."""
+    return slots if isinstance(slots, slice) else torch.tensor(slots, device=device)
+
+
+def _written_slots(spans: Sequence[Span], device: torch.device) -> Slots:
+    parts = [span.feed.sequence.slots(span.base, span.base + len(span.feed)) for span in spans]
+    if len(parts) == 1:
+        return to_slots(parts[0], device)
+    lists = [list(range(part.start, part.stop)) if isinstance(part, slice) else part for part in parts]
+    return torch.tensor([slot for part in lists for slot in part], device=device)

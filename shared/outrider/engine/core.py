@@ -1,0 +1,151 @@
+"""What the verifier's and the draft's device thread have in common: item dispatch, error mapping, one step."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import torch
+
+from outrider.engine.batch import Feed
+from outrider.engine.engine import Engine
+from outrider.engine.schedule import Demand, schedule
+from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply, Request, Session, SessionTable
+from outrider.errors import InvalidArgument, ResourceExhausted
+from outrider.protocol.items import Advance, Close, Closed, Failed, FailureCode, Open, Opened, Propose, Verify
+from outrider.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+Work = TypeVar("Work")
+
+
+class ReplicaCore(ABC, Generic[Work]):
+    """Sessions on one engine. Subclasses say what a round is; this class runs everybody's rounds together.
+
+    A round of a session: run the committed tokens whose KV is missing and, with the last of them, the subclass's
+    proposed tokens; then the subclass finishes the round from the logits. Prefill is the same thing with more tokens.
+    """
+
+    def __init__(self, engine: Engine, *, max_proposal: int, lease_s: float) -> None:
+        """`max_proposal`: most proposed tokens in a round. `lease_s`: seconds after which a silent session is freed."""
+        assert engine.options.max_batch_tokens > max_proposal
+        self.engine = engine
+        self.max_proposal = max_proposal
+        self.sessions: SessionTable[Work] = SessionTable(engine, lease_s=lease_s)
+
+    # Subclasses
+
+    @abstractmethod
+    def start_round(self, session: Session[Work], item: Verify | Propose) -> Reply | None:
+        """Begin the round an item asks for, by setting `session.work`; or reply at once. Raise on a bad item."""
+
+    @abstractmethod
+    def demand(self, session: Session[Work]) -> Demand:
+        """What the session has to run before its logits are complete."""
+
+    @abstractmethod
+    def last_feed(self, session: Session[Work]) -> Feed:
+        """The feed that completes the session's logits."""
+
+    @abstractmethod
+    def finish_step(
+        self, sessions: Sequence[Session[Work]], logits: torch.Tensor, started: float
+    ) -> list[tuple[ReplicaPeer, Reply]]:
+        """Use the logits [rows, width] of the sessions' last feeds; the replies of the rounds that are done."""
+
+    # The device thread's interface (`outrider.engine.worker.Core`)
+
+    @property
+    def busy(self) -> bool:
+        """True while a session waits for a forward pass."""
+        return any(self._wants_step(session) for session in self.sessions)
+
+    def handle(self, peer: ReplicaPeer, item: Request) -> Reply | None:
+        """Take one item. Whatever is wrong with it stays with its session."""
+        try:
+            return self._dispatch(peer, item)
+        except ItemRefused as error:
+            return Failed(item.key, error.code, str(error))
+        except InvalidArgument as error:
+            return Failed(item.key, FailureCode.INVALID_ARGUMENT, str(error))
+        except ResourceExhausted as error:
+            return Failed(item.key, FailureCode.RESOURCE_EXHAUSTED, str(error))
+        except Exception as error:
+            log.exception("session %d: item failed", item.key.session)
+            return Failed(item.key, FailureCode.INTERNAL, repr(error))
+
+    def step(self) -> Sequence[tuple[ReplicaPeer, Reply]]:
+        """One forward pass over the sessions that are ready."""
+        started = time.perf_counter()
+        ready = [session for session in self.sessions if self._wants_step(session)]
+        grants = schedule(
+            [self.demand(session) for session in ready],
+            budget=self.engine.options.max_batch_tokens,
+            decode_limit=self.max_proposal + 1,
+        )
+        granted = [(session, grant) for session, grant in zip(ready, grants, strict=True) if grant]
+        finishing = [session for session, grant in granted if self._completes(session, grant)]
+        try:
+            logits = self.engine.forward([self._feed(session, grant) for session, grant in granted])
+            return self.finish_step(finishing, logits, started) if finishing else []
+        except Exception as error:
+            log.exception("a step of %d sessions failed", len(granted))
+            return [self.fail(session, error) for session, _ in granted]
+
+    def drop_peer(self, peer: ReplicaPeer) -> None:
+        """Free the sessions of a stream that ended."""
+        self.sessions.remove_peer(peer)
+
+    def expire(self, now: float) -> None:
+        """Free the sessions whose lease ran out."""
+        self.sessions.expire(now)
+
+    # Inside
+
+    def _dispatch(self, peer: ReplicaPeer, item: Request) -> Reply | None:
+        match item:
+            case Open():
+                return self._open(peer, item)
+            case Close():
+                self.sessions.remove(self.sessions.find(peer, item.key))
+                return Closed(item.key)
+            case Advance():
+                session = self.sessions.find(peer, item.key)
+                session.work = None  # a round in progress was for the old history
+                self.sessions.advance(session, item)
+                return None
+            case _:
+                session = self.sessions.find(peer, item.key)
+                session.work = None  # the newest round wins
+                self.sessions.advance(session, item)
+                return self.start_round(session, item)
+
+    def _open(self, peer: ReplicaPeer, item: Open) -> Opened:
+        context = self.engine.info.context_length
+        if len(item.tokens) >= context:
+            raise ItemRefused(
+                FailureCode.CONTEXT_LENGTH, f"{len(item.tokens)} tokens leave no room in a context of {context}"
+            )
+        _, cached = self.sessions.open(peer, item, max_length=min(item.max_length, context))
+        return Opened(item.key, cached)
+
+    def _wants_step(self, session: Session[Work]) -> bool:
+        # Without a round to finish, all but the last token is prefilled ahead of it.
+        return session.work is not None or session.uncomputed > 1
+
+    def _completes(self, session: Session[Work], grant: int) -> bool:
+        return session.work is not None and grant == self.demand(session).chain
+
+    def _feed(self, session: Session[Work], grant: int) -> Feed:
+        if self._completes(session, grant):
+            return self.last_feed(session)
+        start = len(session.sequence.cached)
+        return Feed(session.sequence, tuple(session.history[start : start + grant]))
+
+    def fail(self, session: Session[Work], error: Exception) -> tuple[ReplicaPeer, Reply]:
+        """Close a session whose KV cannot be trusted; the coordinator comes back with the committed tokens."""
+        self.sessions.remove(session)
+        return session.peer, Failed(session.key, FailureCode.INTERNAL, f"the step failed: {error!r}")

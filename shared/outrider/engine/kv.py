@@ -1,0 +1,96 @@
+"""The KV cache's memory: one pair of tensors a layer, addressed by slot, and the copies between slots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one attention layer caches for a token."""
+
+    kv_heads: int
+    key_size: int
+    value_size: int
+
+    @property
+    def elements(self) -> int:
+        """Numbers stored for a token."""
+        return self.kv_heads * (self.key_size + self.value_size)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKv:
+    """One layer's keys [slots, kv_heads, key_size] and values [slots, kv_heads, value_size]."""
+
+    keys: Tensor
+    values: Tensor
+
+    def write(self, slots: slice | Tensor, key: Tensor, value: Tensor) -> None:
+        """Store key and value, both [tokens, kv_heads, size], at `slots`."""
+        self.keys[slots] = key
+        self.values[slots] = value
+
+    def move(self, source: Tensor, destination: Tensor) -> None:
+        """Copy slots; all are read before any is written."""
+        self.keys[destination] = self.keys[source]
+        self.values[destination] = self.values[source]
+
+
+class SlotMoves:
+    """Copies between slots that wait for the next forward pass, to be made at once for all sessions.
+
+    They mean what they would if each had been made when it was added.
+    """
+
+    def __init__(self) -> None:
+        self._source_by_destination: dict[int, int] = {}
+
+    def add(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy `sources` to `destinations`; all are read before any is written."""
+        pending = self._source_by_destination
+        origins = [pending.get(source, source) for source in sources]
+        for origin, destination in zip(origins, destinations, strict=True):
+            pending[destination] = origin
+
+    def take(self) -> tuple[list[int], list[int]]:
+        """The (sources, destinations) that are left to copy; forgets them."""
+        moves = [(s, d) for d, s in self._source_by_destination.items() if s != d]
+        self._source_by_destination.clear()
+        return [source for source, _ in moves], [destination for _, destination in moves]
+
+
+class KvStore:
+    """Every layer's `LayerKv`, found by the attention module it belongs to. Zeroed, so that masked slots are finite."""
+
+    def __init__(self, shapes: dict[nn.Module, LayerShape], slots: int, *, dtype: torch.dtype, device: torch.device):
+        def zeros(heads: int, size: int) -> Tensor:
+            return _zeros((slots, heads, size), dtype, device)
+
+        self.device = device
+        self.layers = {
+            module: LayerKv(zeros(shape.kv_heads, shape.key_size), zeros(shape.kv_heads, shape.value_size))
+            for module, shape in shapes.items()
+        }
+
+    def apply(self, moves: SlotMoves) -> None:
+        """Make the copies that wait."""
+        sources, destinations = moves.take()
+        if not sources:
+            return
+        source, destination = torch.tensor([sources, destinations], device=self.device)
+        for layer in self.layers.values():
+            layer.move(source, destination)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU out of pages that the system hands out when they are first written, so size alone costs nothing."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(numpy.zeros(math.prod(shape) * dtype.itemsize, numpy.uint8)).view(dtype).view(shape)

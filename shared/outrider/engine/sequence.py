@@ -1,0 +1,174 @@
+"""One session's tokens in the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.acceptance.tree import ROOT, TokenTree
+from outrider.engine.blocks import BlockPool, Digest, chain_digest, root_digest
+from outrider.engine.kv import SlotMoves
+from outrider.errors import InvalidArgument
+
+NO_TREE = TokenTree((), ())
+
+
+class KvSequence:
+    """A session's token chain in the cache, `cached`, and after it the tree nodes in flight.
+
+    Token i of `cached` stands at position i. Node j in flight stands at index `len(cached) + j` until `align` either
+    moves it to its position, because it was accepted, or drops it. Made by `Engine.open`, ended by `Engine.close`.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        moves: SlotMoves,
+        tokens: Sequence[int],
+        max_length: int,
+        salt: str,
+        *,
+        share: bool = True,
+    ) -> None:
+        """Hold blocks for `max_length` tokens; start with the longest cached prefix of `tokens`, short of its last.
+
+        Raises ResourceExhausted.
+        """
+        self.max_length = max_length
+        self.tree = NO_TREE
+        self._pool = pool
+        self._moves = moves
+        self._share = share
+        self._digests: list[Digest] = []  # of the full blocks
+        self._root = root_digest(salt)
+        size = pool.block_size
+        shared = self._match(tokens) if share else []
+        fresh = pool.acquire(shared, -(-max_length // size) - len(shared))
+        self._blocks = [*shared, *fresh]
+        self._run = _run_length(self._blocks)
+        self.cached: list[int] = list(tokens[: len(shared) * size])
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """The block table: token i stands in block `blocks[i // block_size]`."""
+        return self._blocks
+
+    def slots(self, start: int, stop: int) -> slice | list[int]:
+        """The cache slots of the tokens from index `start` to before `stop`; a slice if they lie side by side."""
+        size = self._pool.block_size
+        if stop <= self._run * size:
+            first = self._blocks[0] * size
+            return slice(first + start, first + stop)
+        return self._slot_list(start, stop)
+
+    def _slot(self, index: int) -> int:
+        size = self._pool.block_size
+        return self._blocks[index // size] * size + index % size
+
+    def _slot_list(self, start: int, stop: int) -> list[int]:
+        return [self._slot(index) for index in range(start, stop)]
+
+    def align(self, history: Sequence[int], start: int) -> None:
+        """Make `cached` a prefix of `history`, as long as the cache allows, but short of its last token.
+
+        (The last one is left out because what follows it has to be computed.) The first `start` tokens of both are
+        known to be equal. Nodes in flight that continue the chain along `history` join it; the others are dropped.
+        Raises ResourceExhausted, and changes nothing, if a block that another session also holds must be replaced
+        and none is left; a session meets that only when it goes back to before a prefix that it shares.
+        """
+        limit = max(len(history) - 1, 0)
+        length = self._common_length(history, start, limit)
+        if length < len(self.cached):
+            self._roll_back(length)
+        elif self.tree.tokens and length < limit:
+            self._accept(self._walk(history, limit))
+        self.tree = NO_TREE
+
+    def extend(self, tokens: Sequence[int], tree: TokenTree) -> None:
+        """Record that `tokens`, then the nodes of `tree`, now stand in the cache after `cached`."""
+        self.cached.extend(tokens)
+        self.tree = tree
+        self._publish()
+
+    def check_room(self, count: int) -> None:
+        """Raise InvalidArgument unless `count` more tokens and nodes fit into what was reserved."""
+        if len(self.cached) + count > self.max_length:
+            raise InvalidArgument("tokens", len(self.cached) + count, f"at most max_length, {self.max_length}")
+
+    def close(self) -> None:
+        """Let go of all blocks; the full ones stay in the prefix cache."""
+        self._pool.release(self._blocks)
+        self._blocks = []
+        self.cached = []
+        self.tree = NO_TREE
+
+    def _match(self, tokens: Sequence[int]) -> list[int]:
+        size = self._pool.block_size
+        digest = self._root
+        for start in range(0, max(len(tokens) - 1, 0) // size * size, size):
+            digest = chain_digest(digest, tokens[start : start + size])
+            self._digests.append(digest)
+        shared = self._pool.match(self._digests)
+        del self._digests[len(shared) :]
+        return shared
+
+    def _common_length(self, history: Sequence[int], start: int, limit: int) -> int:
+        stop = min(len(self.cached), limit)
+        start = min(start, stop)
+        for index in range(start, stop):
+            if self.cached[index] != history[index]:
+                return index
+        return stop
+
+    def _roll_back(self, length: int) -> None:
+        size = self._pool.block_size
+        first = length // size  # the first block that will be written to
+        full = len(self.cached) // size
+        shared = [index for index in range(first, full) if self._pool.is_shared(self._blocks[index])]
+        fresh = self._pool.acquire((), len(shared))
+        if shared and shared[0] == first:
+            kept = self._slot_list(first * size, length)
+            self._moves.add(kept, [fresh[0] * size + offset for offset in range(len(kept))])
+        for index, block in zip(shared, fresh, strict=True):
+            self._pool.release([self._blocks[index]])
+            self._blocks[index] = block
+        self._run = _run_length(self._blocks)
+        for block in self._blocks[first:full]:
+            self._pool.unpublish(block)
+        del self._digests[first:]
+        del self.cached[length:]
+
+    def _walk(self, history: Sequence[int], limit: int) -> tuple[int, ...]:
+        """The longest path of nodes in flight that continues `cached` along `history`. Siblings may be equal."""
+        front = [ROOT]
+        for token in history[len(self.cached) : limit]:
+            reached = [
+                child for node in front for child in self.tree.children(node) if self.tree.tokens[child] == token
+            ]
+            if not reached:
+                break
+            front = reached
+        return self.tree.path(front[0])
+
+    def _accept(self, path: Sequence[int]) -> None:
+        base = len(self.cached)
+        moved = [(base + node, base + depth) for depth, node in enumerate(path) if node != depth]
+        if moved:
+            sources = [self._slot(source) for source, _ in moved]
+            self._moves.add(sources, [self._slot(target) for _, target in moved])
+        self.cached.extend(self.tree.tokens[node] for node in path)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Offer the blocks that have become full to other sessions."""
+        if not self._share:
+            return
+        size = self._pool.block_size
+        for index in range(len(self._digests), len(self.cached) // size):
+            previous = self._digests[-1] if self._digests else self._root
+            self._digests.append(chain_digest(previous, self.cached[index * size : (index + 1) * size]))
+            self._pool.publish(self._blocks[index], self._digests[-1])
+
+
+def _run_length(blocks: Sequence[int]) -> int:
+    """How many blocks at the beginning lie side by side."""
+    return next((n for n in range(1, len(blocks)) if blocks[n] != blocks[n - 1] + 1), len(blocks))

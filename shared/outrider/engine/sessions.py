@@ -1,0 +1,169 @@
+"""The sessions of a replica, on the device thread: open, advance, close, leases. Verifier and draft share it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from outrider.engine.engine import Engine
+from outrider.engine.sequence import KvSequence
+from outrider.engine.worker import Peer
+from outrider.errors import InvalidArgument, ResourceExhausted
+from outrider.protocol.items import (
+    Advance,
+    Close,
+    Closed,
+    Drafted,
+    Failed,
+    FailureCode,
+    Key,
+    Open,
+    Opened,
+    Propose,
+    Verified,
+    Verify,
+)
+from outrider.sampling.state import SamplingState
+from outrider.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+Request = Open | Advance | Verify | Propose | Close
+Reply = Opened | Closed | Verified | Drafted | Failed
+ReplicaPeer = Peer[Request, Reply]
+Work = TypeVar("Work")
+
+
+class ItemRefused(Exception):
+    """One item cannot be served; its stream and the other sessions go on."""
+
+    def __init__(self, code: FailureCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(slots=True, eq=False)
+class Session(Generic[Work]):
+    """One generation's device state. `history` is the committed tokens; everything else can be rebuilt from it."""
+
+    peer: ReplicaPeer
+    number: int
+    epoch: int
+    sequence: KvSequence
+    sampling: SamplingState
+    history: list[int]
+    last_used: float  # time.monotonic seconds
+    work: Work | None = None  # the round in progress
+    stop_token_ids: frozenset[int] = field(default_factory=frozenset)
+
+    @property
+    def key(self) -> Key:
+        """The key of a reply made now."""
+        return Key(self.number, self.epoch, len(self.history))
+
+    @property
+    def uncomputed(self) -> int:
+        """Committed tokens whose KV is still missing."""
+        return len(self.history) - len(self.sequence.cached)
+
+
+class SessionTable(Generic[Work]):
+    """All sessions, by peer and number, oldest first."""
+
+    def __init__(self, engine: Engine, *, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`lease_s`: a session that no item has named for so many seconds is freed."""
+        self._engine = engine
+        self._lease_s = lease_s
+        self._clock = clock
+        self._sessions: dict[tuple[ReplicaPeer, int], Session[Work]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session[Work]]:
+        return iter(self._sessions.values())
+
+    def open(self, peer: ReplicaPeer, item: Open, *, max_length: int) -> tuple[Session[Work], int]:
+        """Open or re-open; the session and how many of its tokens came from the prefix cache.
+
+        Raise InvalidArgument for what no coordinator may send, ItemRefused for a stale epoch, ResourceExhausted when
+        the blocks do not suffice.
+        """
+        validate_open(item)
+        sampling = SamplingState.open(item, peer.vocabulary_size, self._engine.device)
+        key = item.key
+        if (known := self._sessions.get((peer, key.session))) is not None:
+            if key.epoch <= known.epoch:
+                raise ItemRefused(FailureCode.STALE_EPOCH, f"epoch {key.epoch} is not after {known.epoch}")
+            self.remove(known)
+        sequence = self._engine.open(item.tokens, max_length, item.cache_salt)
+        session = Session[Work](
+            peer=peer,
+            number=key.session,
+            epoch=key.epoch,
+            sequence=sequence,
+            sampling=sampling,
+            history=list(item.tokens),
+            last_used=self._clock(),
+            stop_token_ids=frozenset(item.stop_token_ids),
+        )
+        self._sessions[peer, key.session] = session
+        return session, len(sequence.cached)
+
+    def find(self, peer: ReplicaPeer, key: Key) -> Session[Work]:
+        """The open session a key names, its lease renewed. Raise ItemRefused if it is unknown or of another epoch."""
+        session = self._sessions.get((peer, key.session))
+        if session is None:
+            raise ItemRefused(FailureCode.UNKNOWN_SESSION, f"session {key.session} is not open here")
+        if key.epoch != session.epoch:
+            raise ItemRefused(FailureCode.STALE_EPOCH, f"epoch {key.epoch} is not the current {session.epoch}")
+        session.last_used = self._clock()
+        return session
+
+    def advance(self, session: Session[Work], item: Advance | Verify | Propose) -> None:
+        """Move the committed history, and roll the KV back to what still holds. Raise ItemRefused, InvalidArgument."""
+        length, base = len(session.history), item.key.base_length
+        if item.keep > length or item.keep + len(item.append) != base or base == 0:
+            raise ItemRefused(
+                FailureCode.BASE_LENGTH,
+                f"keep {item.keep} of {length} and append {len(item.append)} does not give base length {base}",
+            )
+        if base > session.sequence.max_length:
+            raise ItemRefused(
+                FailureCode.CONTEXT_LENGTH, f"{base} tokens are more than max_length, {session.sequence.max_length}"
+            )
+        session.sampling.advance(item.keep, item.append)
+        del session.history[item.keep :]
+        session.history.extend(item.append)
+        try:
+            session.sequence.align(session.history, min(item.keep, len(session.sequence.cached)))
+        except ResourceExhausted:
+            self.remove(session)  # history and KV no longer agree; the coordinator comes back with the whole history
+            raise
+
+    def remove(self, session: Session[Work]) -> None:
+        """Free the session; its full blocks stay in the prefix cache."""
+        self._engine.close(session.sequence)
+        del self._sessions[session.peer, session.number]
+
+    def remove_peer(self, peer: ReplicaPeer) -> None:
+        """Free all sessions of a stream that ended."""
+        for session in [session for session in self if session.peer is peer]:
+            self.remove(session)
+
+    def expire(self, now: float) -> None:
+        """Free the sessions whose lease ran out."""
+        for session in [session for session in self if now - session.last_used > self._lease_s]:
+            if session.work is None:
+                log.warning("session %d of %s: lease of %g s ran out", session.number, session.peer.name, self._lease_s)
+                self.remove(session)
+
+
+def validate_open(item: Open) -> None:
+    """Raise InvalidArgument naming the first length that does not fit; `SamplingState.open` checks the rest."""
+    if item.key.base_length != len(item.tokens):
+        raise InvalidArgument("base_length", item.key.base_length, f"the number of tokens, {len(item.tokens)}")
+    if item.max_length < len(item.tokens):
+        raise InvalidArgument("open.max_length", item.max_length, f"at least the number of tokens, {len(item.tokens)}")

@@ -1,0 +1,73 @@
+"""The verifier's rounds: run the target over the last committed token and every proposed one, and judge each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from outrider.engine.batch import Feed
+from outrider.engine.core import ReplicaCore
+from outrider.engine.schedule import Demand
+from outrider.engine.sessions import ReplicaPeer, Reply, Session
+from outrider.errors import InvalidArgument
+from outrider.protocol.items import Propose, Verified, Verify
+from outrider.sampling.distribution import UnusableLogits
+from outrider.sampling.verify import VerifyRows, verify_rows
+
+
+class VerifyCore(ReplicaCore[VerifyRows]):
+    """A session's work is its proposal, checked."""
+
+    def start_round(self, session: Session[VerifyRows], item: Verify | Propose) -> Reply | None:
+        """Check the proposal; the verdict comes from a later step."""
+        assert isinstance(item, Verify)
+        size, room = len(item.proposal), session.sequence.max_length - len(session.history)
+        if size > (most := min(self.max_proposal, room)):
+            raise InvalidArgument("proposal.tree.tokens", size, f"at most {most} long")
+        session.work = VerifyRows(session.sampling, len(session.history), item.proposal)
+        return None
+
+    def demand(self, session: Session[VerifyRows]) -> Demand:
+        """All committed tokens without KV, and the proposal; without a round, all but the last of them."""
+        if session.work is None:
+            return Demand(session.uncomputed - 1, 0)
+        return Demand(session.uncomputed, len(session.work.proposal))
+
+    def last_feed(self, session: Session[VerifyRows]) -> Feed:
+        """The rest of the history with the proposed tree after it; logits for its last token and every node."""
+        assert session.work is not None
+        tokens = session.history[len(session.sequence.cached) :]
+        return Feed(session.sequence, tokens, session.work.proposal.tree, want_logits=True)
+
+    def finish_step(
+        self, sessions: Sequence[Session[VerifyRows]], logits: torch.Tensor, started: float
+    ) -> list[tuple[ReplicaPeer, Reply]]:
+        """Judge all sessions' rows at once. Logits that allow no token (NaN) fail their own session only."""
+        work = [session.work for session in sessions if session.work is not None]
+        try:
+            verdicts = verify_rows(logits, work)
+        except UnusableLogits as error:
+            return self._finish_without(error, sessions, logits, started)
+        microseconds = int((time.perf_counter() - started) * 1e6)
+        replies: list[tuple[ReplicaPeer, Reply]] = []
+        for session, verdict in zip(sessions, verdicts, strict=True):
+            session.work = None
+            replies.append((session.peer, Verified(session.key, replace(verdict, step_microseconds=microseconds))))
+        return replies
+
+    def _finish_without(
+        self, error: UnusableLogits, sessions: Sequence[Session[VerifyRows]], logits: torch.Tensor, started: float
+    ) -> list[tuple[ReplicaPeer, Reply]]:
+        """Fail the sessions an error names; finish the others."""
+        failed = [sessions[entry] for entry in error.entries]
+        sizes = [len(session.work) for session in sessions if session.work is not None]
+        pieces = torch.split(logits, sizes)
+        good = [entry for entry in range(len(sessions)) if entry not in error.entries]
+        replies = [self.fail(session, error) for session in failed]
+        if good:
+            rows = torch.cat([pieces[entry] for entry in good])
+            replies += self.finish_step([sessions[entry] for entry in good], rows, started)
+        return replies

@@ -1,0 +1,40 @@
+"""Options of every channel and server: message sizes, keepalive. One place, so both ends agree."""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+
+MAX_MESSAGE_BYTES = 32 << 20
+"""A frame of 1,000 sessions is well under 1 MiB; a tokenizer comes in pieces; a long prompt is 4 bytes a token."""
+
+TOKENIZER_PIECE_BYTES = 1 << 20
+
+_SIZES = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES)]
+
+CHANNEL_OPTIONS = [
+    *_SIZES,
+    # A peer that vanished without a word is noticed within 15 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A replica that restarts is found again quickly.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+
+SERVER_OPTIONS = [
+    *_SIZES,
+    ("grpc.so_reuseport", 0),  # a second server on the same port is an error, not a silent share
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+]
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """An unencrypted channel to `host:port`."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)

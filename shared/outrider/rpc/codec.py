@@ -1,0 +1,74 @@
+"""The two replica streams side by side: which frames, items and stubs each one speaks.
+
+Both have the same shape, so one server-side handler (`replica_server`) and one client-side link (`replica_link`) serve
+both; a codec is all that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc.aio
+
+from outrider.protocol.items import DraftReply, DraftRequest, VerifierReply, VerifierRequest
+from outrider.rpc import convert
+from outrider.v1 import draft_pb2, draft_pb2_grpc, replica_pb2, verifier_pb2, verifier_pb2_grpc
+
+Item = TypeVar("Item")
+Reply = TypeVar("Reply")
+
+
+class WireItem(Protocol):
+    """What every item and reply has on the wire."""
+
+    @property
+    def session(self) -> int:
+        """The session it belongs to."""
+
+    def ByteSize(self) -> int:  # noqa: N802 (protobuf's name)
+        """Its size on the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codec(Generic[Item, Reply]):
+    """How one replica service maps frames to plain items. Frames stay `Any`: they differ by service only in name."""
+
+    service: str
+    item_to_proto: Callable[[Item], Any]
+    item_from_proto: Callable[[Any], Item]
+    reply_to_proto: Callable[[Reply], Any]
+    reply_from_proto: Callable[[Any], Reply]
+    hello_frame: Callable[[replica_pb2.Hello], Any]
+    items_frame: Callable[[Iterable[Any]], Any]
+    welcome_frame: Callable[[replica_pb2.Welcome], Any]
+    replies_frame: Callable[[Iterable[Any]], Any]
+    open_stream: Callable[[grpc.aio.Channel], grpc.aio.StreamStreamCall[Any, Any]]
+
+
+VERIFIER: Codec[VerifierRequest, VerifierReply] = Codec(
+    service="outrider.v1.VerifierService",
+    item_to_proto=convert.verifier_item_to_proto,
+    item_from_proto=convert.verifier_item_from_proto,
+    reply_to_proto=convert.verifier_reply_to_proto,
+    reply_from_proto=convert.verifier_reply_from_proto,
+    hello_frame=lambda hello: verifier_pb2.VerifyRequest(hello=hello),
+    items_frame=lambda items: verifier_pb2.VerifyRequest(items=verifier_pb2.VerifierItems(items=items)),
+    welcome_frame=lambda welcome: verifier_pb2.VerifyResponse(welcome=welcome),
+    replies_frame=lambda replies: verifier_pb2.VerifyResponse(replies=verifier_pb2.VerifierReplies(replies=replies)),
+    open_stream=lambda channel: verifier_pb2_grpc.VerifierServiceStub(channel).Verify(),
+)
+
+DRAFT: Codec[DraftRequest, DraftReply] = Codec(
+    service="outrider.v1.DraftService",
+    item_to_proto=convert.draft_item_to_proto,
+    item_from_proto=convert.draft_item_from_proto,
+    reply_to_proto=convert.draft_reply_to_proto,
+    reply_from_proto=convert.draft_reply_from_proto,
+    hello_frame=lambda hello: draft_pb2.DraftRequest(hello=hello),
+    items_frame=lambda items: draft_pb2.DraftRequest(items=draft_pb2.DraftItems(items=items)),
+    welcome_frame=lambda welcome: draft_pb2.DraftResponse(welcome=welcome),
+    replies_frame=lambda replies: draft_pb2.DraftResponse(replies=draft_pb2.DraftReplies(replies=replies)),
+    open_stream=lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Draft(),
+)

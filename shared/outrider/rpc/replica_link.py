@@ -1,0 +1,260 @@
+"""The coordinator's end of a replica stream: one connection kept up, the calls of many sessions multiplexed on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc.aio
+
+from outrider.errors import DeadlineExceeded, FailedPrecondition, InternalError, OutriderError, Unavailable
+from outrider.protocol.items import PROTOCOL_VERSION, Failed, FailureCode, Key, ModelInfo
+from outrider.rpc import convert
+from outrider.rpc.channel import open_channel
+from outrider.rpc.codec import Codec
+from outrider.rpc.status import from_rpc_error
+from outrider.telemetry.logs import get_logger
+from outrider.v1 import model_pb2, model_pb2_grpc, replica_pb2
+
+log = get_logger(__name__)
+
+
+class _Keyed(Protocol):
+    @property
+    def key(self) -> Key: ...
+
+
+Item = TypeVar("Item", bound=_Keyed)
+Reply = TypeVar("Reply", bound=_Keyed)
+
+CONNECT_TIMEOUT_S = 10.0
+BACKOFF_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+MAX_OUTBOX = 65_536
+
+
+class ItemError(OutriderError):
+    """The replica refused or failed one item."""
+
+    def __init__(self, code: FailureCode, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange(Generic[Reply]):
+    """A reply, and what it and its request weighed on the wire."""
+
+    reply: Reply
+    wire_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    future: asyncio.Future[Exchange[Any]]
+    sent_bytes: int
+
+
+Pair = Callable[[ModelInfo, "model_pb2_grpc.ModelServiceAsyncStub"], Awaitable[int]]
+"""Decides whether a replica's model may be used: the vocabulary size for the pair, or raise FailedPrecondition."""
+
+
+class ReplicaLink(Generic[Item, Reply]):
+    """One replica. `run`, a task its owner holds, keeps the stream up; `call` and `tell` use it meanwhile."""
+
+    def __init__(self, codec: Codec[Item, Reply], address: str, *, pair: Pair, coordinator: str) -> None:
+        self.address = address
+        self.model: ModelInfo | None = None
+        self.welcome: replica_pb2.Welcome | None = None  # of the current connection
+        self.refusal: str | None = None  # why the replica may not be used, if it may not
+        self.sessions = 0  # bound here now; kept by the routing
+        self._codec = codec
+        self._pair = pair
+        self._coordinator = coordinator
+        self._outbox: list[Any] = []
+        self._filled = asyncio.Event()
+        self._pending: dict[Key, _Pending] = {}
+        self._up = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        """True while the stream is up."""
+        return self._up.is_set()
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Return when the stream is up; raise Unavailable after `timeout_s` seconds."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._up.wait()
+        except TimeoutError:
+            raise Unavailable(f"{self.address} is not connected{f': {self.refusal}' if self.refusal else ''}") from None
+
+    async def call(self, item: Item, timeout_s: float) -> Exchange[Reply]:
+        """Send an item and wait for the reply with its key.
+
+        Raises Unavailable if the stream is or goes down, DeadlineExceeded after `timeout_s` seconds, ItemError if
+        the replica answers with an error.
+        """
+        if not self.ready:
+            raise Unavailable(f"{self.address} is not connected")
+        wire = self._codec.item_to_proto(item)
+        future: asyncio.Future[Exchange[Reply]] = asyncio.get_running_loop().create_future()
+        assert item.key not in self._pending, "one call at a time for a key"
+        self._pending[item.key] = _Pending(future, wire.ByteSize())
+        try:
+            self._send(wire)
+            async with asyncio.timeout(timeout_s):
+                exchange = await future
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self.address} did not answer within {timeout_s:g} s") from None
+        finally:
+            self._pending.pop(item.key, None)
+        if isinstance(exchange.reply, Failed):
+            raise ItemError(exchange.reply.code, exchange.reply.message)
+        return exchange
+
+    def tell(self, item: Item) -> int:
+        """Send an item whose reply, if any, does not matter; its bytes on the wire. Nothing is sent while down."""
+        if not self.ready:
+            return 0
+        wire = self._codec.item_to_proto(item)
+        self._send(wire)
+        return int(wire.ByteSize())
+
+    async def run(self) -> None:
+        """Keep the stream up until cancelled; back off between attempts."""
+        failures = 0
+        async with open_channel(self.address) as channel:
+            while True:
+                try:
+                    await self._connect_and_read(channel)
+                    failures = 0
+                except FailedPrecondition as error:
+                    self._refuse(str(error))
+                    failures = len(BACKOFF_S)
+                except (OutriderError, grpc.RpcError, asyncio.InvalidStateError) as error:
+                    was_up = self.ready
+                    self._go_down(error)
+                    failures = 0 if was_up else failures + 1
+                    level = log.warning if was_up or failures == 1 else log.debug
+                    level("%s: %s", self.address, _reason(error))
+                except BaseException as error:
+                    self._go_down(error)
+                    raise
+                await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+
+    async def _connect_and_read(self, channel: grpc.aio.Channel) -> None:
+        """One connection, from GetModel to its end; always ends by raising why."""
+        hello = await self._introduce(channel)
+        stream: Any = self._codec.open_stream(channel)
+        try:
+            self._come_up(await self._shake_hands(stream, hello))
+            await _until_one_ends(self._read_replies(stream), self._write_items(stream))
+            raise await _end_of(stream)
+        finally:
+            stream.cancel()
+
+    async def _shake_hands(self, stream: Any, hello: replica_pb2.Hello) -> replica_pb2.Welcome:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await stream.write(self._codec.hello_frame(hello))
+                first = await stream.read()
+        except TimeoutError:
+            raise Unavailable(f"no Welcome within {CONNECT_TIMEOUT_S:g} s") from None
+        if first is grpc.aio.EOF:
+            raise await _end_of(stream)
+        welcome: replica_pb2.Welcome = first.welcome
+        return welcome
+
+    async def _introduce(self, channel: grpc.aio.Channel) -> replica_pb2.Hello:
+        """Learn what the replica serves and whether it may be used."""
+        stub = model_pb2_grpc.ModelServiceStub(channel)
+        answer = await stub.GetModel(model_pb2.GetModelRequest(), timeout=CONNECT_TIMEOUT_S, wait_for_ready=True)
+        self.model = convert.model_from_proto(answer.model)
+        vocabulary_size = await self._pair(self.model, stub)
+        return replica_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            vocabulary_fingerprint=self.model.vocabulary_fingerprint,
+            vocabulary_size=vocabulary_size,
+            coordinator=self._coordinator,
+        )
+
+    def _send(self, wire: Any) -> None:
+        if len(self._outbox) >= MAX_OUTBOX:
+            raise Unavailable(f"{self.address} does not take items: {MAX_OUTBOX} wait")
+        self._outbox.append(wire)
+        self._filled.set()
+
+    async def _write_items(self, stream: Any) -> None:
+        """Whatever has gathered while the last frame was written leaves in the next one."""
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            waiting, self._outbox = self._outbox, []
+            await stream.write(self._codec.items_frame(waiting))
+
+    async def _read_replies(self, stream: Any) -> None:
+        while (frame := await stream.read()) is not grpc.aio.EOF:
+            for wire in frame.replies.replies:
+                self._take(wire)
+
+    def _take(self, wire: Any) -> None:
+        pending = self._pending.get(convert.key_of(wire))
+        if pending is None or pending.future.done():
+            return  # stale: of an older epoch or base length, or given up
+        try:
+            reply = self._codec.reply_from_proto(wire)
+        except OutriderError as error:  # this session's reply is broken; the stream lives
+            pending.future.set_exception(InternalError(str(error)))
+            return
+        pending.future.set_result(Exchange(reply, pending.sent_bytes + wire.ByteSize()))
+
+    def _come_up(self, welcome: replica_pb2.Welcome) -> None:
+        self.welcome = welcome
+        self.refusal = None
+        self._outbox.clear()
+        self._up.set()
+        assert self.model is not None
+        log.info("%s is up: %s (%s)", self.address, self.model.name, welcome.incarnation[:8])
+
+    def _refuse(self, why: str) -> None:
+        if why != self.refusal:
+            log.error("%s is refused: %s", self.address, why)
+        self.refusal = why
+        self._go_down(FailedPrecondition(why))
+
+    def _go_down(self, error: BaseException) -> None:
+        self._up.clear()
+        self.welcome = None
+        self._outbox.clear()
+        for pending in self._pending.values():
+            if not pending.future.done():
+                pending.future.set_exception(Unavailable(f"{self.address} was lost: {_reason(error)}"))
+
+
+async def _until_one_ends(*halves: Coroutine[Any, Any, None]) -> None:
+    """Run the halves of a stream side by side; end both when one ends, and raise what it raised."""
+    tasks = [asyncio.create_task(half) for half in halves]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception) and not isinstance(result, asyncio.CancelledError):
+            raise result
+
+
+async def _end_of(stream: Any) -> OutriderError:
+    """Why a stream ended."""
+    code, details = await stream.code(), await stream.details()
+    if code is grpc.StatusCode.FAILED_PRECONDITION:
+        return FailedPrecondition(details or str(code))
+    return Unavailable(f"the stream ended: {code.name if code else code} {details or ''}".rstrip())
+
+
+def _reason(error: BaseException) -> str:
+    return str(from_rpc_error(error)) if isinstance(error, grpc.RpcError) else str(error) or type(error).__name__

@@ -1,0 +1,153 @@
+"""Thresholds and residuals of the `rejection` and `block` rules; the mathematics is in docs/acceptance.md.
+
+Draft distributions are sparse, so p is only ever needed at a few tokens: a row's residual differs from p in nothing
+but the entries of q, and the scores of those are overwritten in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.acceptance.params import Rule
+from outrider.acceptance.proposal import Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalAt:
+    """A proposal and where its root's row stands in the batch's scores; node i has row `root_row + 1 + i`."""
+
+    proposal: Proposal
+    root_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Nodes of many proposals, N in all, with the M entries of their draft distributions."""
+
+    row: Tensor  # [N] the parent's row, where the node was to be drawn
+    token: Tensor  # [N]
+    q: Tensor  # [N] float64 q(token)
+    entry_node: Tensor  # [M]
+    entry_token: Tensor  # [M]
+    entry_q: Tensor  # [M] float64
+
+    @classmethod
+    def of(cls, picked: Sequence[tuple[ProposalAt, int]], device: torch.device) -> Nodes:
+        """Gather the given nodes of the given proposals."""
+        rows, tokens, own_q = [], [], []
+        entries: list[tuple[int, int]] = []
+        entry_q: list[float] = []
+        for index, (at, node) in enumerate(picked):
+            tree = at.proposal.tree
+            q = _distribution(at.proposal, node)
+            rows.append(at.root_row + 1 + tree.parents[node])
+            tokens.append(tree.tokens[node])
+            own_q.append(q[tree.tokens[node]])
+            entries.extend((index, token) for token in q)
+            entry_q.extend(q.values())
+        place = torch.tensor([rows, tokens], dtype=torch.int64, device=device)
+        entry = torch.tensor(entries, dtype=torch.int64, device=device).reshape(-1, 2)
+        numbers = torch.tensor(own_q + entry_q, dtype=torch.float64, device=device)
+        return cls(place[0], place[1], numbers[: len(rows)], entry[:, 0], entry[:, 1], numbers[len(rows) :])
+
+
+def _distribution(proposal: Proposal, node: int) -> dict[int, float]:
+    """q of a node: one-hot where the proposal has none, else what was sent, normalised to the last bit."""
+    if not proposal.q:
+        return {proposal.tree.tokens[node]: 1.0}
+    q = proposal.q[node]
+    total = math.fsum(q.probabilities)
+    return {token: probability / total for token, probability in zip(q.token_ids, q.probabilities, strict=True)}
+
+
+def judge_rejection(scores: Tensor, proposals: Sequence[ProposalAt]) -> Tensor:
+    """Thresholds [N] float64 of all nodes; every parent's `scores` become those of its residual.
+
+    Siblings are judged in order, each against what its elder siblings left of p.
+    """
+    ranks: list[list[tuple[ProposalAt, int]]] = []
+    places: list[list[int]] = []
+    total = 0
+    for at in proposals:
+        seen: dict[int, int] = {}
+        for node, parent in enumerate(at.proposal.tree.parents):
+            rank = seen[parent] = seen.get(parent, -1) + 1
+            if rank == len(ranks):
+                ranks.append([])
+                places.append([])
+            ranks[rank].append((at, node))
+            places[rank].append(total + node)
+        total += len(at.proposal)
+    thresholds = torch.empty(total, dtype=torch.float64, device=scores.device)
+    for picked, place in zip(ranks, places, strict=True):
+        nodes = Nodes.of(picked, scores.device)
+        log_total = _log_total(scores, nodes.row)
+        p = _probability(scores, log_total, nodes.row, nodes.token)
+        thresholds[torch.tensor(place, device=scores.device)] = (p / nodes.q).clamp(max=1.0)
+        _subtract(scores, nodes, log_total, torch.ones_like(p))
+    return thresholds
+
+
+def judge_block(scores: Tensor, proposals: Sequence[ProposalAt]) -> Tensor:
+    """Thresholds [N] float64 of all nodes of chains; every parent's `scores` become those of its residual."""
+    device = scores.device
+    lengths = [len(at.proposal) for at in proposals]
+    nodes = Nodes.of([(at, node) for at in proposals for node in range(len(at.proposal))], device)
+    chain = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
+    depth = torch.cat([torch.arange(length) for length in lengths]).to(device)
+    last = torch.cat([torch.arange(length) == length - 1 for length in lengths]).to(device)
+
+    log_total = _log_total(scores, nodes.row)
+    ratio = torch.ones(len(lengths), max(lengths), dtype=torch.float64, device=device)
+    ratio[chain, depth] = _probability(scores, log_total, nodes.row, nodes.token) / nodes.q
+    weights = torch.ones(len(lengths), max(lengths) + 1, dtype=torch.float64, device=device)
+    for step in range(max(lengths)):
+        weights[:, step + 1] = (weights[:, step] * ratio[:, step]).clamp(max=1.0)
+    before, after = weights[chain, depth], weights[chain, depth + 1]
+
+    left = _mass_left(scores, nodes, log_total, before)
+    next_left = torch.where(last, 0.0, left.roll(-1))
+    # Where the weight is 1 the whole prefix stands for certain, also if nothing is left of p (0 / 0).
+    inner = torch.where(after < 1.0, next_left / (next_left + (1.0 - after)), 1.0)
+    _subtract(scores, nodes, log_total, before)
+    return torch.where(last, after, inner)
+
+
+JUDGES = {Rule.REJECTION: judge_rejection, Rule.BLOCK: judge_block}
+
+
+def _log_total(scores: Tensor, rows: Tensor) -> Tensor:
+    """[N] float64 logarithm of the sum of exp(scores) of each row."""
+    part = scores[rows]
+    best = part.amax(dim=1)
+    return part.sub_(best.unsqueeze(1)).exp_().sum(dim=1, dtype=torch.float64).log_() + best
+
+
+def _probability(scores: Tensor, log_total: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+    return (scores[rows, tokens] - log_total).exp()
+
+
+def _mass_left(scores: Tensor, nodes: Nodes, log_total: Tensor, weight: Tensor) -> Tensor:
+    """[N] sum over the vocabulary of max(0, weight * p - q), where q is zero outside its entries."""
+    owner = nodes.entry_node
+    p = _probability(scores, log_total[owner], nodes.row[owner], nodes.entry_token)
+    inside = torch.zeros_like(weight).index_add_(0, owner, p)
+    above = torch.zeros_like(weight).index_add_(0, owner, (weight[owner] * p - nodes.entry_q).clamp_(min=0.0))
+    return weight * (1.0 - inside).clamp_(min=0.0) + above
+
+
+def _subtract(scores: Tensor, nodes: Nodes, log_total: Tensor, weight: Tensor) -> None:
+    """Turn p of each node's row into the residual max(0, weight * p - q); where that is empty, p stays."""
+    owner = nodes.entry_node
+    rows = nodes.row[owner]
+    before = scores[rows, nodes.entry_token]
+    # Divided by the weight, which a draw does not see; so only the entries of q change.
+    left = ((before - log_total[owner]).exp() - nodes.entry_q / weight[owner]).clamp_(min=0.0)
+    scores[rows, nodes.entry_token] = (left.log_() + log_total[owner]).to(scores.dtype)
+    empty = scores[nodes.row].amax(dim=1) == -math.inf
+    scores[rows, nodes.entry_token] = torch.where(empty[owner], before, scores[rows, nodes.entry_token])

@@ -1,0 +1,51 @@
+"""Checks on proposals that came over the wire."""
+
+from __future__ import annotations
+
+import math
+
+from outrider.acceptance.params import Rule
+from outrider.acceptance.proposal import Proposal, SparseQ
+from outrider.acceptance.tree import validate_tree
+from outrider.errors import InvalidArgument
+
+MAX_Q_ENTRIES = 256
+"""Most entries of one sparse draft distribution."""
+
+SUM_TOLERANCE = 1e-3
+"""How far a draft distribution's sum may be from 1; what is within is normalised."""
+
+
+def validate_proposal(proposal: Proposal, rule: Rule, *, vocabulary_size: int, max_nodes: int = 1024) -> None:
+    """Raise InvalidArgument unless `proposal` can be verified under `rule`.
+
+    A drafted token must be possible under its own q, and q must be a distribution: an all-zero q, which some systems
+    send for "nothing drafted", would be accepted whatever the target thinks.
+    """
+    validate_tree(proposal.tree, vocabulary_size=vocabulary_size, max_nodes=max_nodes)
+    if rule is Rule.BLOCK and not proposal.tree.is_chain:
+        raise InvalidArgument("proposal.tree", proposal.tree.parents, "a chain under the block rule")
+    if not proposal.q:
+        return
+    if len(proposal.q) != len(proposal):
+        raise InvalidArgument("proposal.q", len(proposal.q), f"empty or one for each of {len(proposal)} nodes")
+    for node, (token, q) in enumerate(zip(proposal.tree.tokens, proposal.q, strict=True)):
+        _validate_q(f"proposal.q[{node}]", q, token, vocabulary_size)
+
+
+def _validate_q(field: str, q: SparseQ, token: int, vocabulary_size: int) -> None:
+    ids, probabilities = q.token_ids, q.probabilities
+    if not 0 < len(ids) <= MAX_Q_ENTRIES:
+        raise InvalidArgument(f"{field}.token_ids", len(ids), f"from 1 to {MAX_Q_ENTRIES} long")
+    if len(ids) != len(probabilities):
+        raise InvalidArgument(f"{field}.probabilities", len(probabilities), f"as many as token_ids, {len(ids)}")
+    if not (min(ids) >= 0 and max(ids) < vocabulary_size):
+        raise InvalidArgument(f"{field}.token_ids", ids, f"token ids below {vocabulary_size}")
+    if len(set(ids)) != len(ids):
+        raise InvalidArgument(f"{field}.token_ids", ids, "different from each other")
+    if not all(0.0 <= probability <= 1.0 + SUM_TOLERANCE for probability in probabilities):  # NaN fails too
+        raise InvalidArgument(f"{field}.probabilities", probabilities, "from 0 to 1")
+    if abs(total := math.fsum(probabilities) - 1.0) > SUM_TOLERANCE:
+        raise InvalidArgument(f"{field}.probabilities", total + 1.0, "a sum of 1")
+    if not any(drafted == token and probability > 0.0 for drafted, probability in zip(ids, probabilities, strict=True)):
+        raise InvalidArgument(f"{field}.token_ids", ids, f"a distribution that can draw its node's token {token}")

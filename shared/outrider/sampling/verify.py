@@ -1,0 +1,182 @@
+"""What the target says of proposals: one verdict each, from the logits of one forward pass over all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.acceptance.params import Rule
+from outrider.acceptance.philox import Domain
+from outrider.acceptance.proposal import Proposal, RowLogprobs, Verdict
+from outrider.acceptance.tree import ROOT
+from outrider.sampling.distribution import Row, UnusableLogits, scores_of
+from outrider.sampling.draw import draw
+from outrider.sampling.host import to_host
+from outrider.sampling.logprobs import LogprobsRequest, assemble, logprobs_of
+from outrider.sampling.noise import noise_keys
+from outrider.sampling.residual import ProposalAt, judge_block, judge_rejection
+from outrider.sampling.state import SamplingState
+from outrider.sampling.validate import validate_proposal
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRows:
+    """One session's part of a batch: 1 + n consecutive rows of logits, the root's first, then each node's.
+
+    Raises InvalidArgument if the proposal cannot be verified, so a bad message ends here and not in a shared batch.
+    """
+
+    state: SamplingState
+    base_length: int
+    proposal: Proposal
+
+    def __post_init__(self) -> None:
+        validate_proposal(self.proposal, self.state.rule, vocabulary_size=self.state.vocabulary_size)
+        assert self.state.counts is None or self.state.length == self.base_length, "the state was not advanced"
+
+    def __len__(self) -> int:
+        return 1 + len(self.proposal)
+
+    def rows(self) -> list[Row]:
+        """The rows in the order of the logits."""
+        tree = self.proposal.tree
+        rows = [Row(self.state, self.base_length, ())]
+        for token, parent in zip(tree.tokens, tree.parents, strict=True):
+            rows.append(Row(self.state, self.base_length, (*rows[parent + 1].path, token)))
+        return rows
+
+
+def verify_rows(logits: Tensor, work: Sequence[VerifyRows]) -> list[Verdict]:
+    """Verdicts of `work`, whose rows follow each other in `logits` [R, W] of any floating type.
+
+    Raises UnusableLogits, naming the entries, if the model's output allows no token at some row.
+    """
+    if not work:
+        return []
+    rows = [row for entry in work for row in entry.rows()]
+    assert len(rows) == len(logits), f"{len(rows)} rows of work, but {len(logits)} of logits"
+    decision = _decide(logits, rows, work)
+    requests = list(_logprobs_requests(work))
+    wanted = logprobs_of(logits, requests, decision.tokens) if requests else []
+    tokens, scores, thresholds, *tables = to_host([decision.tokens, decision.scores, decision.thresholds, *wanted])
+    _check_usable(work, scores)
+    logprobs = assemble(requests, tables)
+    return _verdicts(work, [int(token) for token in tokens], thresholds, logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    tokens: Tensor  # [R] next tokens
+    scores: Tensor  # [R] their scores, not finite where nothing can be chosen
+    thresholds: Tensor  # [N] those of `_judged` entries, in that order
+
+
+def _decide(logits: Tensor, rows: Sequence[Row], work: Sequence[VerifyRows]) -> _Decision:
+    """Greedy rows need an argmax and nothing else; the rest are judged and drawn."""
+    greedy = [i for i, row in enumerate(rows) if row.state.params.greedy]
+    if len(greedy) == len(rows):
+        return _decide_greedy(logits, rows)
+    if not greedy:
+        return _decide_sampled(logits, rows, work)
+    sampled = [i for i, row in enumerate(rows) if not row.state.params.greedy]
+    parts = torch.tensor(greedy + sampled, device=logits.device)
+    one = _decide_greedy(logits[parts[: len(greedy)]], [rows[i] for i in greedy])
+    other = _decide_sampled(
+        logits[parts[len(greedy) :]],
+        [rows[i] for i in sampled],
+        [entry for entry in work if not entry.state.params.greedy],
+    )
+    back = parts.argsort()
+    tokens, scores = torch.cat((one.tokens, other.tokens)), torch.cat((one.scores.to(torch.float32), other.scores))
+    return _Decision(tokens[back], scores[back], other.thresholds)
+
+
+def _decide_greedy(logits: Tensor, rows: Sequence[Row]) -> _Decision:
+    scores, tokens = scores_of(logits, rows).max(dim=1)
+    return _Decision(tokens, scores, scores.new_empty(0))
+
+
+def _decide_sampled(logits: Tensor, rows: Sequence[Row], work: Sequence[VerifyRows]) -> _Decision:
+    scores = scores_of(logits, rows)
+    thresholds = [torch.empty(0, dtype=torch.float32, device=scores.device)]
+    for rule, judge in ((Rule.REJECTION, judge_rejection), (Rule.BLOCK, judge_block)):
+        if proposals := _proposals_under(rule, work):
+            thresholds.append(judge(scores, proposals).to(torch.float32))
+    tokens = draw(scores, noise_keys((_key(row) for row in rows), scores.device))
+    return _Decision(tokens, scores.gather(1, tokens.unsqueeze(1)).squeeze(1), torch.cat(thresholds))
+
+
+def _proposals_under(rule: Rule, work: Sequence[VerifyRows]) -> list[ProposalAt]:
+    """The proposals of `work` that need thresholds under `rule`, with the rows of their roots."""
+    found: list[ProposalAt] = []
+    row = 0
+    for entry in work:
+        if entry.state.rule is rule and len(entry.proposal):
+            found.append(ProposalAt(entry.proposal, row))
+        row += len(entry)
+    return found
+
+
+def _key(row: Row) -> tuple[int, int, int, Domain]:
+    domain = Domain.MATCH if row.state.rule is Rule.MATCH else Domain.RESIDUAL
+    return row.state.seed, row.position, row.base_length, domain
+
+
+def _logprobs_requests(work: Sequence[VerifyRows]) -> Iterator[LogprobsRequest]:
+    index = 0
+    for entry in work:
+        if entry.state.logprobs is not None:
+            tree = entry.proposal.tree
+            for node in range(ROOT, len(tree)):
+                children = tuple(tree.tokens[child] for child in tree.children(node))
+                yield LogprobsRequest(index + 1 + node, entry.state.logprobs, entry.state.vocabulary_size, children)
+        index += len(entry)
+
+
+def _check_usable(work: Sequence[VerifyRows], scores: Sequence[float]) -> None:
+    bad: list[int] = []
+    row = 0
+    for index, entry in enumerate(work):
+        if not all(math.isfinite(score) for score in scores[row : row + len(entry)]):
+            bad.append(index)
+        row += len(entry)
+    if bad:
+        raise UnusableLogits(bad)
+
+
+def _verdicts(
+    work: Sequence[VerifyRows], tokens: Sequence[int], thresholds: Sequence[float], logprobs: Mapping[int, RowLogprobs]
+) -> list[Verdict]:
+    """Cut the batch's results into the entries' own."""
+    sampled = [entry for entry in work if not entry.state.params.greedy]
+    judged: dict[int, tuple[float, ...]] = {}
+    start = 0
+    for rule in (Rule.REJECTION, Rule.BLOCK):
+        for entry in sampled:
+            if entry.state.rule is rule:
+                judged[id(entry)] = tuple(thresholds[start : start + len(entry.proposal)])
+                start += len(entry.proposal)
+    verdicts: list[Verdict] = []
+    row = 0
+    for entry in work:
+        end = row + len(entry)
+        drawn = tuple(tokens[row:end])
+        own = judged.get(id(entry), ()) if not entry.state.params.greedy else _greedy_thresholds(entry, drawn)
+        verdicts.append(Verdict(drawn, own, tuple(logprobs[i] for i in range(row, end) if i in logprobs)))
+        row = end
+    return verdicts
+
+
+def _greedy_thresholds(entry: VerifyRows, tokens: Sequence[int]) -> tuple[float, ...]:
+    """The limit of every rule at temperature 0, where p is one-hot: a node stands if it is the likeliest token."""
+    if entry.state.rule is Rule.MATCH:
+        return ()
+    tree = entry.proposal.tree
+    stands = [tokens[parent + 1] == token for token, parent in zip(tree.tokens, tree.parents, strict=True)]
+    if entry.state.rule is Rule.BLOCK:  # a block's threshold speaks of its whole prefix
+        stands = [all(stands[: node + 1]) for node in range(len(stands))]
+    return tuple(float(stand) for stand in stands)

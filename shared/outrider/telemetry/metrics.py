@@ -1,0 +1,19 @@
+"""Counters of committed work, through OpenTelemetry's API: free until a process installs a meter provider.
+
+Every counter counts tokens that clients receive, never steps: their sums equal the sums of the usage reports.
+"""
+
+from __future__ import annotations
+
+from opentelemetry import metrics
+
+_meter = metrics.get_meter("outrider")
+
+requests = _meter.create_counter("outrider.requests", unit="{request}", description="Finished generations, by reason")
+prompt_tokens = _meter.create_counter("outrider.tokens.prompt", unit="{token}", description="Prompt tokens")
+completion_tokens = _meter.create_counter("outrider.tokens.completion", unit="{token}", description="Emitted tokens")
+proposed_tokens = _meter.create_counter("outrider.tokens.proposed", unit="{token}", description="Proposed tokens")
+accepted_tokens = _meter.create_counter(
+    "outrider.tokens.accepted", unit="{token}", description="Proposed tokens that stand and were emitted"
+)
+rounds = _meter.create_counter("outrider.rounds", unit="{round}", description="Verified rounds")
