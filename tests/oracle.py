@@ -1,6 +1,6 @@
 """What every acceptance rule must do, written down a second time: slowly, in plain Python, over whole distributions.
 
-Works in `Fraction`s, where equality is equality, and in floats. A distribution is a list over the vocabulary. Everything
+Works in `Fraction`s, where equality is equality, and in floats. A distribution is a list over the vocabulary. All
 that is drawn at random is enumerated, so what comes out is the exact distribution of a round, not a sample of it.
 """
 
@@ -24,8 +24,11 @@ Model = Callable[[Path], Distribution]
 Judgement = tuple[list[Number], list[Distribution]]
 """Thresholds of the nodes, and for each row the distribution of the token that is emitted if the walk ends there."""
 
-Judge = Callable[[TokenTree, list[Distribution], list[Distribution]], Judgement]
-"""A rule: from the tree, p of each row and q of each node."""
+Case = tuple[TokenTree, list[Distribution], list[Distribution]]
+"""A tree, p of each row and q of each node."""
+
+Judge = Callable[[Sequence[Case]], list[Judgement]]
+"""A rule, asked about many trees at once, as real implementations are."""
 
 
 def target_distribution(
@@ -99,7 +102,7 @@ def judge_block(tree: TokenTree, p: list[Distribution], q: list[Distribution]) -
     for node, token in enumerate(tree.tokens):
         weights.append(min(Fraction(1), weights[node] * p[node][token] / q[node][token]))
     thresholds: list[Number] = []
-    for weight, p_next, q_next in zip(weights[1:], p[1:], [*q[1:], None], strict=True):
+    for weight, p_next, q_next in zip(weights[1:], p[1:], [*q[1:], None][: len(tree)], strict=True):
         if q_next is None or weight == 1:
             thresholds.append(weight)
         else:
@@ -109,7 +112,7 @@ def judge_block(tree: TokenTree, p: list[Distribution], q: list[Distribution]) -
     return thresholds, [*rows, p[-1]]
 
 
-JUDGES: dict[Rule, Judge] = {Rule.MATCH: judge_match, Rule.REJECTION: judge_rejection, Rule.BLOCK: judge_block}
+JUDGES = {Rule.MATCH: judge_match, Rule.REJECTION: judge_rejection, Rule.BLOCK: judge_block}
 
 
 def walks(rule: Rule, tree: TokenTree, thresholds: Sequence[Number]) -> Iterator[tuple[Path, Number]]:
@@ -181,11 +184,13 @@ def round_distribution(
     rule: Rule, parents: Path, target: Model, drafter: Model, judge: Judge | None = None
 ) -> tuple[dict[Path, Number], Number]:
     """The distribution of the tokens that a round commits, and the expected number of accepted ones."""
-    judge = judge or JUDGES[rule]
+    drafts = list(drafted_trees(parents, drafter))
+    cases = [(tree, rows_of(tree, target), q) for tree, q, _ in drafts]
+    judgements = judge(cases) if judge else [JUDGES[rule](*case) for case in cases]
     committed: defaultdict[Path, Number] = defaultdict(Fraction)
     accepted_tokens: Number = Fraction(0)
-    for tree, q, drafted in drafted_trees(parents, drafter):
-        for accepted, tokens, weight in outcomes(rule, tree, judge(tree, rows_of(tree, target), q)):
+    for (tree, _, drafted), judgement in zip(drafts, judgements, strict=True):
+        for accepted, tokens, weight in outcomes(rule, tree, judgement):
             committed[tokens] += drafted * weight
             accepted_tokens += drafted * weight * len(accepted)
     return dict(committed), accepted_tokens
@@ -215,9 +220,7 @@ def total_variation(one: dict[Path, Number], other: dict[Path, Number]) -> Numbe
     return sum((abs(one.get(key, 0) - other.get(key, 0)) for key in one.keys() | other.keys()), start=Fraction(0)) / 2
 
 
-def error_of_round(
-    rule: Rule, parents: Path, target: Model, drafter: Model, judge: Judge | None = None
-) -> Number:
+def error_of_round(rule: Rule, parents: Path, target: Model, drafter: Model, judge: Judge | None = None) -> Number:
     """Total variation between a round, completed by plain sampling, and plain sampling alone."""
     length = max(TokenTree((0,) * len(parents), parents).depths(), default=0) + 1
     committed, _ = round_distribution(rule, parents, target, drafter, judge)

@@ -35,9 +35,13 @@ def errors_of(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        why = "the disk is full" if full else error.strerror or str(error)
+        why = "the disk is full" if is_full(error) else error.strerror or str(error)
         raise CacheError(f"cannot write to {directory}: {why}; OUTRIDER_CACHE chooses another directory") from error
+
+
+def is_full(error: Exception) -> bool:
+    """True if `error` says that the disk, or the user's share of it, is used up."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def require_space(directory: Path, size: int) -> None:
@@ -71,7 +75,12 @@ def locked(path: Path, timeout_s: float, on_wait: Callable[[], None]) -> Iterato
 
 @contextmanager
 def staged(final: Path) -> Iterator[Path]:
-    """A new directory beside `final` that becomes `final` at once if the body succeeds, and vanishes if it does not."""
+    """A new directory beside `final` that becomes `final` at once if the body succeeds, and vanishes if it does not.
+
+    To be called by one process at a time: what killed processes left behind is removed first.
+    """
+    for leftover in final.parent.glob(f".{final.name}-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
     try:
         yield work

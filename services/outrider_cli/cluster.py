@@ -12,7 +12,9 @@ from outrider_cli.process import Log, ServiceProcess
 START_TIMEOUT_S = 600.0
 """Loading a large model from a slow disk takes minutes."""
 
-STOP_GRACE_S = 15.0
+STOP_GRACE_S = 40.0
+"""Longer than the services' own grace for running work, 30 s at most by default."""
+
 ANY_PORT = "127.0.0.1:0"
 
 

@@ -123,9 +123,8 @@ def show(comparisons: Sequence[Comparison], report: dict[str, Any]) -> None:
         say(printable(comparison.plain.completion.text).strip())
         out.print(_table(comparison))
     hardware = report["hardware"]
-    say(
-        f"{report['model']}, {hardware['dtype']} on {hardware['device']}; {hardware['processor']}, {hardware['cores']} cores"
-    )
+    where = f"{hardware['device']}; {hardware['processor']}, {hardware['cores']} cores"
+    say(f"{report['model']}, {hardware['dtype']} on {where}; drafted by its first {report['draft_layers']} layers")
     for line in verdicts(comparisons):
         say(line)
     if report["identical"]:

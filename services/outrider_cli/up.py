@@ -10,11 +10,12 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from outrider.client import Drafter
 from outrider_cli import options
 from outrider_cli.cluster import LocalCluster
-from outrider_cli.terminal import err, errors_reported, note, print_json, say
+from outrider_cli.terminal import INTERRUPTED, err, errors_reported, note, print_json, say
 
 _ADVANCED = "Advanced"
 
@@ -80,18 +81,26 @@ def up(
         start_timeout_s=start_timeout,
         log=_show_log,
     )
-    with stopped_by_signals():
-        try:
-            with _progress(f"loading {model}"):
-                cluster.start()
-            _announce(cluster, as_json)
-            ended = cluster.wait_for_end(None)
-            assert ended is not None
-            raise ended.describe_end()
-        except _Stopped:
-            note("stopping")
-        finally:
-            cluster.stop()
+    try:
+        with _stopped_by_signals():
+            _run(cluster, model, as_json)
+    except _Stopped:  # once more, while stopping: the services die with this process
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _run(cluster: LocalCluster, model: str, as_json: bool) -> None:
+    """Start, serve until a signal, stop. Raises ServiceFailed if a service ends by itself."""
+    try:
+        with _progress(f"loading {model}"):
+            cluster.start()
+        _announce(cluster, as_json)
+        ended = cluster.wait_for_end(None)
+        assert ended is not None
+        raise ended.describe_end()
+    except _Stopped:
+        note("stopping; Ctrl-C again does not wait for running requests")
+    finally:
+        cluster.stop()
 
 
 class _Stopped(BaseException):
@@ -99,7 +108,7 @@ class _Stopped(BaseException):
 
 
 @contextmanager
-def stopped_by_signals() -> Iterator[None]:
+def _stopped_by_signals() -> Iterator[None]:
     """SIGINT and SIGTERM raise _Stopped in the main thread."""
 
     def stop(number: int, frame: object) -> NoReturn:
@@ -114,7 +123,8 @@ def stopped_by_signals() -> Iterator[None]:
 
 
 def _show_log(role: str, line: str) -> None:
-    note(f"{role:<11} | {line}", style="")
+    if text := Text.from_ansi(line).plain.strip():  # colours and empty lines come from progress bars
+        note(f"{role:<11} | {text}", style="")
 
 
 def _progress(what: str) -> Progress:

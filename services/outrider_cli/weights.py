@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.errors import ModelLoadError
-from outrider_cli.cache import cache_directory, directory_size, errors_of, locked, require_space, staged
+from outrider_cli.cache import cache_directory, directory_size, errors_of, is_full, locked, require_space, staged
 
 Progress = Callable[[str], None]
 """Told what is being done now, in a few words."""
@@ -108,15 +108,15 @@ def _hub_answers(model: DemoModel) -> bool:
 
 def _from_hub(model: DemoModel, work: Path, progress: Progress) -> None:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
     try:
         with _reported(f"fetching {model.name}", work, model.hub_bytes, progress):
             snapshot_download(model.hub_id, local_dir=work, allow_patterns=HUB_FILES)
-    except OSError:
-        raise
     except Exception as error:  # whatever the hub's client raises
+        if is_full(error):
+            raise
         raise ModelLoadError(f"the hub did not deliver {model.hub_id}: {error}") from error
     shutil.rmtree(work / ".cache", ignore_errors=True)
     if not (work / "config.json").is_file() or not list(work.glob("*.safetensors")):

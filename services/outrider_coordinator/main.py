@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Sequence
+from functools import partial
 
 from outrider.errors import ConfigError, Unavailable
 from outrider.routing.store import InProcessStore
@@ -21,6 +23,8 @@ from outrider_coordinator.settings import CoordinatorSettings
 
 log = get_logger(__name__)
 
+GENERATION_SERVICE = "outrider.v1.GenerationService"
+
 
 def main(argv: Sequence[str]) -> int:
     """Run the coordinator; its exit status."""
@@ -35,38 +39,51 @@ def run(settings: CoordinatorSettings) -> None:
 
 
 async def serve(settings: CoordinatorSettings) -> None:
-    """Connect to the replicas, then serve clients."""
-    name = f"{socket.gethostname()}:{settings.listen.rsplit(':', 1)[-1]}"
-    replicas = Replicas(settings.verifiers, settings.drafts, InProcessStore(), name=name)
-    links = asyncio.create_task(replicas.run(), name="links")
+    """Connect to the replicas, then serve clients until a signal."""
+    coordinator = Coordinator(settings)
     try:
-        await _wait_for_target(replicas, links, settings.start_timeout_s)
-        generations = Generations(replicas, settings)
-        servicer = GenerationServicer(
-            replicas, generations, Defaults(settings.speculation, settings.default_max_tokens)
-        )
-        server = Server("coordinator", settings.listen)
-        server.add(
-            "outrider.v1.GenerationService",
-            lambda grpc_server: add_GenerationServiceServicer_to_server(servicer, grpc_server),
-        )
-        links.add_done_callback(
-            lambda task: None if task.cancelled() else server.fail(f"links ended: {task.exception()!r}")
-        )
-        await server.run(generations.admission.drained, grace_s=settings.grace_s)
+        await coordinator.connect()
+        await coordinator.server.run(coordinator.generations.admission.drained, grace_s=settings.grace_s)
     finally:
-        links.cancel()
-        await asyncio.gather(links, return_exceptions=True)
+        await coordinator.disconnect()
 
 
-async def _wait_for_target(replicas: Replicas, links: asyncio.Task[None], timeout_s: float) -> None:
-    """Ready means: a verifier is known, so requests can be validated and served. Drafts may come later."""
-    target = asyncio.create_task(replicas.target())
-    await asyncio.wait({target, links}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    if links.done():
-        links.result()
-    if not target.done():
-        target.cancel()
-        addresses = ", ".join(link.address for link in replicas.verifiers)
-        raise Unavailable(f"no verifier answered within {timeout_s:g} s (tried {addresses})")
-    log.info("target: %s", target.result().model)
+class Coordinator:
+    """The coordinator's parts, put together. Made inside the event loop."""
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self._settings = settings
+        name = f"{socket.gethostname()}/{os.getpid()}"
+        self.replicas = Replicas(settings.verifiers, settings.drafts, InProcessStore(), name=name)
+        self.generations = Generations(self.replicas, settings)
+        defaults = Defaults(settings.speculation, settings.default_max_tokens)
+        servicer = GenerationServicer(self.replicas, self.generations, defaults)
+        self.server = Server("coordinator", settings.listen)
+        self.server.add(GENERATION_SERVICE, partial(add_GenerationServiceServicer_to_server, servicer))
+        self._links: asyncio.Task[None] | None = None
+
+    async def connect(self) -> None:
+        """Return when a verifier is known, so that requests can be checked and served. Drafts may come later.
+
+        Raises Unavailable if none answers in time.
+        """
+        self._links = asyncio.create_task(self.replicas.run(), name="links")
+        self._links.add_done_callback(self._links_ended)
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                target = await self.replicas.target()
+        except TimeoutError:
+            addresses = ", ".join(self._settings.verifiers)
+            seconds = self._settings.start_timeout_s
+            raise Unavailable(f"no verifier answered within {seconds:g} s (tried {addresses})") from None
+        log.info("target: %s", target.model)
+
+    async def disconnect(self) -> None:
+        """Close the links; the replicas free what they held."""
+        if self._links is not None:
+            self._links.cancel()
+            await asyncio.gather(self._links, return_exceptions=True)
+
+    def _links_ended(self, links: asyncio.Task[None]) -> None:
+        if not links.cancelled():  # a link never ends by itself: this is a bug, and no session could go on
+            self.server.fail(f"the links to the replicas ended: {links.exception()!r}")

@@ -10,25 +10,31 @@ also takes a fraction of the time that dequantizing does.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from outrider.engine.model import load_model
 from outrider.engine.options import ModelOptions
 from outrider.errors import ModelLoadError
+from outrider.text.files import CHAT_FILE, TOKENIZER_FILE, import_chat
 
 
 def convert(gguf: Path, directory: Path) -> None:
     """Write the model and tokenizer in `gguf` to `directory`. Raises ModelLoadError if the file cannot be loaded."""
     if gguf.suffix != ".gguf":
         raise ModelLoadError(f"{gguf} is no .gguf file")
-    model = load_model(ModelOptions(str(gguf), dtype="float32", device="cpu")).module
-    model.config.__dict__.pop("quantization_config", None)  # it describes the packed weights
-    model.save_pretrained(directory)
-    AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(directory)
+    loaded = load_model(ModelOptions(str(gguf), dtype="float32", device="cpu"))
+    loaded.module.config.__dict__.pop("quantization_config", None)  # it describes the packed weights
+    loaded.module.save_pretrained(directory)
+    chat = import_chat(loaded.tokenizer_files[CHAT_FILE])
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(loaded.tokenizer_files[TOKENIZER_FILE].decode()),
+        chat_template=chat.template,
+        **chat.special_tokens,
+    ).save_pretrained(directory)
 
 
 def main() -> None:
@@ -37,7 +43,6 @@ def main() -> None:
     parser.add_argument("gguf", type=Path)
     parser.add_argument("directory", type=Path)
     arguments = parser.parse_args()
-    os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         convert(arguments.gguf, arguments.directory)
     except (ModelLoadError, OSError) as error:

@@ -143,7 +143,7 @@ class ReplicaCore(ABC, Generic[Work]):
         if self._completes(session, grant):
             return self.last_feed(session)
         start = len(session.sequence.cached)
-        return Feed(session.sequence, tuple(session.history[start : start + grant]))
+        return Feed(session.sequence, session.history[start : start + grant], want_logits=False)
 
     def fail(self, session: Session[Work], error: Exception) -> tuple[ReplicaPeer, Reply]:
         """Close a session whose KV cannot be trusted; the coordinator comes back with the committed tokens."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -22,6 +23,8 @@ from outrider.telemetry.logs import get_logger
 from outrider.v1 import model_pb2, model_pb2_grpc
 
 log = get_logger(__name__)
+
+MODEL_SERVICE = "outrider.v1.ModelService"
 
 Register = Callable[[ReplicaStreams[Any, Any], grpc.aio.Server], None]
 
@@ -53,37 +56,51 @@ def load(settings: ReplicaSettings) -> tuple[LoadedModel, Engine]:
     return loaded, engine
 
 
-async def serve(
-    role: str,
-    settings: ReplicaSettings,
-    loaded: LoadedModel,
-    core: ReplicaCore[Any],
-    codec: Codec[Any, Any],
-    register: Register,
-) -> None:
-    """Serve until a signal, or until the device thread fails."""
-    server = Server(role, settings.listen)
-    loop = asyncio.get_running_loop()
+class Replica:
+    """A running replica: `start` and `stop` it, or `run` it until a signal. Made inside the event loop."""
 
-    def on_failure() -> None:
-        loop.call_soon_threadsafe(server.fail, "the device thread ended")
+    def __init__(
+        self,
+        role: str,
+        settings: ReplicaSettings,
+        loaded: LoadedModel,
+        core: ReplicaCore[Any],
+        codec: Codec[Any, Any],
+        register: Register,
+    ) -> None:
+        """`role` is verifier or draft; `core` runs its rounds, `codec` and `register` are its service."""
+        self.server = Server(role, settings.listen)
+        self._grace_s = settings.grace_s
+        self._loop = asyncio.get_running_loop()
+        self._worker = DeviceWorker(core, on_failure=self._device_failed)
+        info = ReplicaInfo(
+            model=core.engine.info,
+            role=model_pb2.ReplicaRole.Value(f"REPLICA_ROLE_{role.upper()}"),
+            capacity_tokens=core.engine.capacity_tokens,
+            max_proposal=core.max_proposal,
+        )
+        self._streams = ReplicaStreams(codec, self._worker, info)
+        self.server.add(codec.service, partial(register, self._streams))
+        servicer = ModelServicer(info, loaded.tokenizer_files)
+        self.server.add(MODEL_SERVICE, partial(model_pb2_grpc.add_ModelServiceServicer_to_server, servicer))
 
-    worker = DeviceWorker(core, on_failure=on_failure)
-    info = ReplicaInfo(
-        model=core.engine.info,
-        role=model_pb2.ReplicaRole.Value(f"REPLICA_ROLE_{role.upper()}"),
-        capacity_tokens=core.engine.capacity_tokens,
-        max_proposal=core.max_proposal,
-    )
-    streams = ReplicaStreams(codec, worker, info)
-    server.add(codec.service, lambda grpc_server: register(streams, grpc_server))
-    servicer = ModelServicer(info, loaded.tokenizer_files)
-    server.add(
-        "outrider.v1.ModelService",
-        lambda grpc_server: model_pb2_grpc.add_ModelServiceServicer_to_server(servicer, grpc_server),
-    )
-    worker.start()
-    try:
-        await server.run(streams.drained, grace_s=settings.grace_s)
-    finally:
-        await asyncio.to_thread(worker.stop)
+    async def run(self) -> None:
+        """Serve until a signal; raise InternalError if the device thread fails."""
+        self._worker.start()
+        try:
+            await self.server.run(self._streams.drained, grace_s=self._grace_s)
+        finally:
+            await asyncio.to_thread(self._worker.stop)
+
+    async def start(self) -> str:
+        """Serve; the address."""
+        self._worker.start()
+        return await self.server.start()
+
+    async def stop(self) -> None:
+        """End without waiting for anybody, as a crash would."""
+        await self.server.grpc.stop(0)
+        await asyncio.to_thread(self._worker.stop)
+
+    def _device_failed(self) -> None:
+        self._loop.call_soon_threadsafe(self.server.fail, "the device thread ended")

@@ -7,6 +7,7 @@ but the entries of q, and the scores of those are overwritten in place.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import Proposal
+
+ROUNDING = 1e-6
+"""Where p and q differ by less than this part of p, they are equal: float32 scores do not tell them apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,8 @@ class ProposalAt:
 class Nodes:
     """Nodes of many proposals, N in all, with the M entries of their draft distributions."""
 
-    row: Tensor  # [N] the parent's row, where the node was to be drawn
+    own_row: Tensor  # [N] row of the scores that follows the node
+    row: Tensor  # [N] its parent's row, where the node itself was to be drawn
     token: Tensor  # [N]
     q: Tensor  # [N] float64 q(token)
     entry_node: Tensor  # [M]
@@ -39,21 +44,23 @@ class Nodes:
     @classmethod
     def of(cls, picked: Sequence[tuple[ProposalAt, int]], device: torch.device) -> Nodes:
         """Gather the given nodes of the given proposals."""
-        rows, tokens, own_q = [], [], []
+        own_rows, rows, tokens, own_q = [], [], [], []
         entries: list[tuple[int, int]] = []
         entry_q: list[float] = []
         for index, (at, node) in enumerate(picked):
             tree = at.proposal.tree
             q = _distribution(at.proposal, node)
+            own_rows.append(at.root_row + 1 + node)
             rows.append(at.root_row + 1 + tree.parents[node])
             tokens.append(tree.tokens[node])
             own_q.append(q[tree.tokens[node]])
             entries.extend((index, token) for token in q)
             entry_q.extend(q.values())
-        place = torch.tensor([rows, tokens], dtype=torch.int64, device=device)
+        place = torch.tensor([own_rows, rows, tokens], dtype=torch.int64, device=device)
         entry = torch.tensor(entries, dtype=torch.int64, device=device).reshape(-1, 2)
         numbers = torch.tensor(own_q + entry_q, dtype=torch.float64, device=device)
-        return cls(place[0], place[1], numbers[: len(rows)], entry[:, 0], entry[:, 1], numbers[len(rows) :])
+        own_row, row, token = place
+        return cls(own_row, row, token, numbers[: len(rows)], entry[:, 0], entry[:, 1], numbers[len(rows) :])
 
 
 def _distribution(proposal: Proposal, node: int) -> dict[int, float]:
@@ -66,35 +73,35 @@ def _distribution(proposal: Proposal, node: int) -> dict[int, float]:
 
 
 def judge_rejection(scores: Tensor, proposals: Sequence[ProposalAt]) -> Tensor:
-    """Thresholds [N] float64 of all nodes; every parent's `scores` become those of its residual.
+    """[R] float32 thresholds, at the rows that follow the nodes; every parent's `scores` become its residual's.
 
     Siblings are judged in order, each against what its elder siblings left of p.
     """
-    ranks: list[list[tuple[ProposalAt, int]]] = []
-    places: list[list[int]] = []
-    total = 0
-    for at in proposals:
-        seen: dict[int, int] = {}
-        for node, parent in enumerate(at.proposal.tree.parents):
-            rank = seen[parent] = seen.get(parent, -1) + 1
-            if rank == len(ranks):
-                ranks.append([])
-                places.append([])
-            ranks[rank].append((at, node))
-            places[rank].append(total + node)
-        total += len(at.proposal)
-    thresholds = torch.empty(total, dtype=torch.float64, device=scores.device)
-    for picked, place in zip(ranks, places, strict=True):
+    thresholds = scores.new_zeros(len(scores))
+    for picked in _by_sibling_rank(proposals):
         nodes = Nodes.of(picked, scores.device)
         log_total = _log_total(scores, nodes.row)
         p = _probability(scores, log_total, nodes.row, nodes.token)
-        thresholds[torch.tensor(place, device=scores.device)] = (p / nodes.q).clamp(max=1.0)
+        thresholds[nodes.own_row] = (p / nodes.q).clamp_(max=1.0).to(torch.float32)
         _subtract(scores, nodes, log_total, torch.ones_like(p))
     return thresholds
 
 
+def _by_sibling_rank(proposals: Sequence[ProposalAt]) -> list[list[tuple[ProposalAt, int]]]:
+    """All first children, then all second ones, and so on."""
+    ranks: list[list[tuple[ProposalAt, int]]] = []
+    for at in proposals:
+        elder: Counter[int] = Counter()
+        for node, parent in enumerate(at.proposal.tree.parents):
+            if elder[parent] == len(ranks):
+                ranks.append([])
+            ranks[elder[parent]].append((at, node))
+            elder[parent] += 1
+    return ranks
+
+
 def judge_block(scores: Tensor, proposals: Sequence[ProposalAt]) -> Tensor:
-    """Thresholds [N] float64 of all nodes of chains; every parent's `scores` become those of its residual."""
+    """The same for chains under the block rule: a threshold is about the whole prefix that its node ends."""
     device = scores.device
     lengths = [len(at.proposal) for at in proposals]
     nodes = Nodes.of([(at, node) for at in proposals for node in range(len(at.proposal))], device)
@@ -107,7 +114,8 @@ def judge_block(scores: Tensor, proposals: Sequence[ProposalAt]) -> Tensor:
     ratio[chain, depth] = _probability(scores, log_total, nodes.row, nodes.token) / nodes.q
     weights = torch.ones(len(lengths), max(lengths) + 1, dtype=torch.float64, device=device)
     for step in range(max(lengths)):
-        weights[:, step + 1] = (weights[:, step] * ratio[:, step]).clamp(max=1.0)
+        product = weights[:, step] * ratio[:, step]
+        weights[:, step + 1] = torch.where(product < 1.0 - ROUNDING, product, 1.0)
     before, after = weights[chain, depth], weights[chain, depth + 1]
 
     left = _mass_left(scores, nodes, log_total, before)
@@ -115,7 +123,9 @@ def judge_block(scores: Tensor, proposals: Sequence[ProposalAt]) -> Tensor:
     # Where the weight is 1 the whole prefix stands for certain, also if nothing is left of p (0 / 0).
     inner = torch.where(after < 1.0, next_left / (next_left + (1.0 - after)), 1.0)
     _subtract(scores, nodes, log_total, before)
-    return torch.where(last, after, inner)
+    thresholds = scores.new_zeros(len(scores))
+    thresholds[nodes.own_row] = torch.where(last, after, inner).to(torch.float32)
+    return thresholds
 
 
 JUDGES = {Rule.REJECTION: judge_rejection, Rule.BLOCK: judge_block}
@@ -136,9 +146,9 @@ def _mass_left(scores: Tensor, nodes: Nodes, log_total: Tensor, weight: Tensor) 
     """[N] sum over the vocabulary of max(0, weight * p - q), where q is zero outside its entries."""
     owner = nodes.entry_node
     p = _probability(scores, log_total[owner], nodes.row[owner], nodes.entry_token)
-    inside = torch.zeros_like(weight).index_add_(0, owner, p)
-    above = torch.zeros_like(weight).index_add_(0, owner, (weight[owner] * p - nodes.entry_q).clamp_(min=0.0))
-    return weight * (1.0 - inside).clamp_(min=0.0) + above
+    outside = torch.ones_like(weight).index_add_(0, owner, p, alpha=-1.0)
+    outside.masked_fill_(outside <= ROUNDING, 0.0)
+    return (weight * outside).index_add_(0, owner, _difference(weight[owner] * p, nodes.entry_q))
 
 
 def _subtract(scores: Tensor, nodes: Nodes, log_total: Tensor, weight: Tensor) -> None:
@@ -146,8 +156,15 @@ def _subtract(scores: Tensor, nodes: Nodes, log_total: Tensor, weight: Tensor) -
     owner = nodes.entry_node
     rows = nodes.row[owner]
     before = scores[rows, nodes.entry_token]
+    p = (before - log_total[owner]).exp()
     # Divided by the weight, which a draw does not see; so only the entries of q change.
-    left = ((before - log_total[owner]).exp() - nodes.entry_q / weight[owner]).clamp_(min=0.0)
+    left = _difference(p, nodes.entry_q / weight[owner])
     scores[rows, nodes.entry_token] = (left.log_() + log_total[owner]).to(scores.dtype)
     empty = scores[nodes.row].amax(dim=1) == -math.inf
     scores[rows, nodes.entry_token] = torch.where(empty[owner], before, scores[rows, nodes.entry_token])
+
+
+def _difference(p: Tensor, q: Tensor) -> Tensor:
+    """max(0, p - q), where equal within rounding is equal."""
+    left = p - q
+    return left.masked_fill_(left <= ROUNDING * p, 0.0)

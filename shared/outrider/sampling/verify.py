@@ -18,7 +18,7 @@ from outrider.sampling.draw import draw
 from outrider.sampling.host import to_host
 from outrider.sampling.logprobs import LogprobsRequest, assemble, logprobs_of
 from outrider.sampling.noise import noise_keys
-from outrider.sampling.residual import ProposalAt, judge_block, judge_rejection
+from outrider.sampling.residual import JUDGES, ProposalAt
 from outrider.sampling.state import SamplingState
 from outrider.sampling.validate import validate_proposal
 
@@ -72,7 +72,7 @@ def verify_rows(logits: Tensor, work: Sequence[VerifyRows]) -> list[Verdict]:
 class _Decision:
     tokens: Tensor  # [R] next tokens
     scores: Tensor  # [R] their scores, not finite where nothing can be chosen
-    thresholds: Tensor  # [N] those of `_judged` entries, in that order
+    thresholds: Tensor  # [R] of the nodes that the rows follow; 0 at roots, and where the rule has none
 
 
 def _decide(logits: Tensor, rows: Sequence[Row], work: Sequence[VerifyRows]) -> _Decision:
@@ -85,29 +85,30 @@ def _decide(logits: Tensor, rows: Sequence[Row], work: Sequence[VerifyRows]) -> 
     sampled = [i for i, row in enumerate(rows) if not row.state.params.greedy]
     parts = torch.tensor(greedy + sampled, device=logits.device)
     one = _decide_greedy(logits[parts[: len(greedy)]], [rows[i] for i in greedy])
-    other = _decide_sampled(
-        logits[parts[len(greedy) :]],
-        [rows[i] for i in sampled],
-        [entry for entry in work if not entry.state.params.greedy],
-    )
+    entries = [entry for entry in work if not entry.state.params.greedy]
+    other = _decide_sampled(logits[parts[len(greedy) :]], [rows[i] for i in sampled], entries)
     back = parts.argsort()
-    tokens, scores = torch.cat((one.tokens, other.tokens)), torch.cat((one.scores.to(torch.float32), other.scores))
-    return _Decision(tokens[back], scores[back], other.thresholds)
+    return _Decision(
+        torch.cat((one.tokens, other.tokens))[back],
+        torch.cat((one.scores, other.scores))[back],
+        torch.cat((one.thresholds, other.thresholds))[back],
+    )
 
 
 def _decide_greedy(logits: Tensor, rows: Sequence[Row]) -> _Decision:
     scores, tokens = scores_of(logits, rows).max(dim=1)
-    return _Decision(tokens, scores, scores.new_empty(0))
+    scores = scores.to(torch.float32)
+    return _Decision(tokens, scores, torch.zeros_like(scores))
 
 
 def _decide_sampled(logits: Tensor, rows: Sequence[Row], work: Sequence[VerifyRows]) -> _Decision:
     scores = scores_of(logits, rows)
-    thresholds = [torch.empty(0, dtype=torch.float32, device=scores.device)]
-    for rule, judge in ((Rule.REJECTION, judge_rejection), (Rule.BLOCK, judge_block)):
+    thresholds = scores.new_zeros(len(rows))
+    for rule, judge in JUDGES.items():
         if proposals := _proposals_under(rule, work):
-            thresholds.append(judge(scores, proposals).to(torch.float32))
+            thresholds += judge(scores, proposals)
     tokens = draw(scores, noise_keys((_key(row) for row in rows), scores.device))
-    return _Decision(tokens, scores.gather(1, tokens.unsqueeze(1)).squeeze(1), torch.cat(thresholds))
+    return _Decision(tokens, scores.gather(1, tokens.unsqueeze(1)).squeeze(1), thresholds)
 
 
 def _proposals_under(rule: Rule, work: Sequence[VerifyRows]) -> list[ProposalAt]:
@@ -152,29 +153,24 @@ def _verdicts(
     work: Sequence[VerifyRows], tokens: Sequence[int], thresholds: Sequence[float], logprobs: Mapping[int, RowLogprobs]
 ) -> list[Verdict]:
     """Cut the batch's results into the entries' own."""
-    sampled = [entry for entry in work if not entry.state.params.greedy]
-    judged: dict[int, tuple[float, ...]] = {}
-    start = 0
-    for rule in (Rule.REJECTION, Rule.BLOCK):
-        for entry in sampled:
-            if entry.state.rule is rule:
-                judged[id(entry)] = tuple(thresholds[start : start + len(entry.proposal)])
-                start += len(entry.proposal)
     verdicts: list[Verdict] = []
     row = 0
     for entry in work:
         end = row + len(entry)
         drawn = tuple(tokens[row:end])
-        own = judged.get(id(entry), ()) if not entry.state.params.greedy else _greedy_thresholds(entry, drawn)
+        if entry.state.rule is Rule.MATCH:
+            own: tuple[float, ...] = ()
+        elif entry.state.params.greedy:
+            own = _greedy_thresholds(entry, drawn)
+        else:
+            own = tuple(thresholds[row + 1 : end])
         verdicts.append(Verdict(drawn, own, tuple(logprobs[i] for i in range(row, end) if i in logprobs)))
         row = end
     return verdicts
 
 
 def _greedy_thresholds(entry: VerifyRows, tokens: Sequence[int]) -> tuple[float, ...]:
-    """The limit of every rule at temperature 0, where p is one-hot: a node stands if it is the likeliest token."""
-    if entry.state.rule is Rule.MATCH:
-        return ()
+    """The rules' limit at temperature 0, where p is one-hot: a node stands if it is the likeliest token."""
     tree = entry.proposal.tree
     stands = [tokens[parent + 1] == token for token, parent in zip(tree.tokens, tree.parents, strict=True)]
     if entry.state.rule is Rule.BLOCK:  # a block's threshold speaks of its whole prefix

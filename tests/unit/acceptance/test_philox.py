@@ -50,7 +50,9 @@ def test_every_part_of_the_counter_and_the_key_matters():
 def test_case_09_domains_have_disjoint_counters():
     """No counter of one domain is a counter of another, whatever lane, position and base length are."""
     assert len(set(Domain)) == 4
-    assert all(0 <= domain <= ALL for domain in Domain)  # each fits the counter's word of its own, which nothing else uses
+    assert all(
+        0 <= domain <= ALL for domain in Domain
+    )  # each fits the counter's word of its own, which nothing else uses
 
 
 def test_uniforms_are_uniform_along_every_axis():

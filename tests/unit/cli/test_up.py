@@ -87,3 +87,19 @@ def test_up_ends_with_a_clear_error_if_a_service_does_not_start(stand_ins: Stand
     assert (process.returncode, output) == (1, "")
     assert "Error: verifier ended with exit code 3. It last logged:" in logs
     assert logs.rstrip().endswith("ValueError: there is no such model")
+
+
+def test_a_second_signal_does_not_wait_for_a_service_that_takes_its_time(stand_ins: StandIns) -> None:
+    stand_ins(coordinator="ignores SIGTERM")
+    with up("--json") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        pidfds = open_pidfds(json.loads(process.stdout.readline())["pids"].values())
+        process.send_signal(signal.SIGINT)
+        while not process.stderr.readline().startswith("stopping"):
+            pass
+        process.send_signal(signal.SIGINT)
+        _, logs = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130
+    assert "Traceback" not in logs
+    assert all_end(pidfds)

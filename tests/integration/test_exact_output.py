@@ -1,0 +1,113 @@
+"""The answer is the target's own, whatever guesses: against transformers, and against itself."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster, running_cluster
+from tests.conftest import TinyModel
+from tests.reference import greedy, load_reference
+from tests.tiny_models import TEXTS
+
+ARCHITECTURES = ["llama", "qwen2", "gemma2", "gpt2"]
+DRAFTERS = ["none", "ngram", "model"]
+
+
+def prompts(directory: Path) -> list[list[int]]:
+    _, tokenizer = load_reference(directory)
+    texts = [*TEXTS, "again and again and again and again", "x = 1; y = 2; x = 1; y ="]
+    return [tokenizer(text)["input_ids"] for text in texts]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("guesser", ["own layers", "noise"])
+async def test_greedy_equals_transformers(tiny_model: TinyModel, architecture: str, guesser: str) -> None:
+    target = tiny_model(architecture)
+    # A draft of other random weights guesses noise: nearly everything it proposes is wrong.
+    draft, settings = (target, {"layers": 2}) if guesser == "own layers" else (tiny_model(architecture, seed=7), {})
+    expected = [greedy(target, prompt, 24) for prompt in prompts(target)]
+    async with running_cluster(target, draft, draft=settings) as cluster:
+        for drafter in DRAFTERS if guesser == "own layers" else ["model"]:
+            alone = [await ids(cluster, p, drafter=drafter, temperature=0) for p in prompts(target)[:3]]
+            assert alone == expected[:3], drafter
+            together = await asyncio.gather(
+                *(ids(cluster, p, drafter=drafter, temperature=0) for p in prompts(target))
+            )
+            assert list(together) == expected, drafter
+
+
+async def test_sampled_output_does_not_depend_on_the_drafter(tiny_model: TinyModel) -> None:
+    target = tiny_model("llama")
+    async with running_cluster(target, target, draft={"layers": 2}) as cluster:
+        first, *others = prompts(target)
+        expected = await ids(cluster, first, drafter="none", temperature=0.8, seed=11)
+        assert await ids(cluster, first, drafter="none", temperature=0.8, seed=12) != expected
+        for drafter in DRAFTERS:
+            for longest in range(9):
+                options = {"drafter": drafter, "temperature": 0.8, "seed": 11, "max_draft_tokens": longest}
+                assert await ids(cluster, first, **options) == expected, (drafter, longest)
+            among = await asyncio.gather(
+                ids(cluster, first, drafter=drafter, temperature=0.8, seed=11),
+                *(ids(cluster, p, drafter=drafter, temperature=1.2, seed=5) for p in others),
+            )
+            assert among[0] == expected, drafter
+
+
+async def test_case_05_a_draft_with_the_targets_weights_is_always_right(tiny_model: TinyModel) -> None:
+    target = tiny_model("llama")
+    async with running_cluster(target, target) as cluster:
+        for temperature in (0.0, 0.9):
+            for prompt in prompts(target)[:4]:
+                done = await cluster.generate(
+                    prompt, drafter="model", max_draft_tokens=4, temperature=temperature, seed=3, ignore_eos=True
+                )
+                assert done.speculation.proposed_tokens > 0
+                assert done.speculation.accepted_tokens == done.speculation.proposed_tokens
+
+
+async def test_case_06_concurrent_requests_equal_their_solo_runs(tiny_model: TinyModel) -> None:
+    target = tiny_model("llama")
+    async with running_cluster(target, target, draft={"layers": 2}) as cluster:
+        requests = [
+            (prompt, {"drafter": "model", "max_draft_tokens": index % 6, "temperature": 0.7, "seed": index})
+            for index, prompt in enumerate(prompts(target))
+        ]
+        solo = [await ids(cluster, prompt, **options) for prompt, options in requests]
+        assert await asyncio.gather(*(ids(cluster, prompt, **options) for prompt, options in requests)) == solo
+
+
+async def test_case_04_greedy_and_sampled_requests_share_a_batch(tiny_model: TinyModel) -> None:
+    target = tiny_model("qwen2")
+    async with running_cluster(target, target, draft={"layers": 2}) as cluster:
+        prompt = prompts(target)[1]
+        expected = greedy(target, prompt, 20)
+        answers = await asyncio.gather(
+            *(
+                ids(cluster, prompt, drafter="model", temperature=0.8 * (index % 2), seed=index, max_tokens=20)
+                for index in range(8)
+            )
+        )
+        # At temperature 0 the seed does not matter.
+        assert [answer for index, answer in enumerate(answers) if index % 2 == 0] == [expected] * 4
+
+
+async def test_case_19_padding_ids_are_never_proposed_or_emitted(tiny_model: TinyModel) -> None:
+    """Qwen2 here has 64 more logits than its tokenizer has ids."""
+    target = tiny_model("qwen2")
+    async with running_cluster(target, target, draft={"layers": 1}) as cluster:
+        for rule in ("match", "rejection", "block"):
+            answers = await asyncio.gather(
+                *(
+                    ids(cluster, prompt, drafter="model", rule=rule, temperature=20.0, seed=seed, ignore_eos=True)
+                    for seed, prompt in enumerate(prompts(target))
+                )
+            )
+            assert max(token for answer in answers for token in answer) < 512
+
+
+async def ids(cluster: Cluster, prompt: list[int], *, max_tokens: int = 24, **options: object) -> list[int]:
+    """The output ids of one request."""
+    return list((await cluster.generate(prompt, max_tokens=max_tokens, **options)).token_ids)

@@ -1,0 +1,37 @@
+"""What transformers itself answers: the reference for greedy output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+@cache
+def load_reference(directory: Path) -> tuple[Any, Any]:
+    """transformers' own model (eager attention, float32) and tokenizer."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    return model, AutoTokenizer.from_pretrained(directory)
+
+
+def greedy(directory: Path, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """The output ids of `generate` without sampling, end-of-sequence token included.
+
+    Ids beyond the tokenizer's are padding of the logits, which a model with random weights may well prefer: forbidden.
+    """
+    model, tokenizer = load_reference(directory)
+    padding = list(range(len(tokenizer), model.config.get_text_config().vocab_size))
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([list(prompt)]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            suppress_tokens=padding or None,
+            pad_token_id=0,
+        )
+    return output[0, len(prompt) :].tolist()
