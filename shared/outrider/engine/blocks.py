@@ -72,7 +72,7 @@ class BlockPool:
             self._holders[block] += 1
         while len(self._free) < fresh:
             self._evict()
-        taken = self._free.take(fresh)
+        taken = self._free.take(fresh, shared[-1] + 1 if shared else None)
         for block in taken:
             self._holders[block] = 1
         return taken

@@ -12,6 +12,7 @@ from outrider.engine.attention import NAME, PagedAttention, running
 from outrider.engine.batch import Batch, Feed
 from outrider.engine.blocks import BlockPool
 from outrider.engine.kv import KvStore, SlotMoves
+from outrider.engine.linear import can_pack, pack_linears
 from outrider.engine.memory import default_kv_bytes
 from outrider.engine.model import LoadedModel
 from outrider.engine.options import EngineOptions
@@ -31,6 +32,8 @@ class Engine:
         self.device = loaded.device
         self._module = loaded.module
         self._module.set_attn_implementation(NAME)
+        if can_pack(loaded.device, loaded.dtype):
+            pack_linears(self._module)
         layers = self._module.config.get_text_config().num_hidden_layers
         shapes = probe_shapes(self._module, layers, self.device)
         token_bytes = sum(shape.elements for shape in shapes.values()) * loaded.dtype.itemsize

@@ -25,10 +25,16 @@ class FreeRuns:
         self._start_by_end[end] = start
         self._count += 1
 
-    def take(self, count: int) -> list[int]:
-        """Take `count` numbers out: from the smallest run that holds them all, else from as few runs as possible."""
+    def take(self, count: int, first: int | None = None) -> list[int]:
+        """Take `count` numbers out, from `first` on if these are free.
+
+        Otherwise from the smallest run that holds them all, and if there is none, from as few runs as possible.
+        """
         assert count <= self._count
         taken: list[int] = []
+        if first is not None and self._end_by_start.get(first, 0) - first >= count:
+            self._shrink(first, self._end_by_start[first], first + count)
+            return list(range(first, first + count))
         while len(taken) < count:
             wanted = count - len(taken)
             start, end = self._best_run(wanted)

@@ -1,0 +1,1 @@
+"""Messages and services, generated from proto/ by scripts/proto.sh."""
