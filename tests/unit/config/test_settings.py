@@ -6,9 +6,10 @@ from enum import StrEnum
 from pathlib import Path
 
 import pytest
+from pydantic import Field, SecretStr, ValidationError, model_validator
+
 from outrider.config import Settings, describe, load
 from outrider.errors import ConfigError
-from pydantic import Field, SecretStr, ValidationError, model_validator
 
 
 class Colour(StrEnum):

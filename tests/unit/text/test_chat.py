@@ -6,12 +6,12 @@ import re
 from datetime import datetime
 
 import pytest
+from transformers import PreTrainedTokenizerFast
+
 from outrider.errors import FailedPrecondition, InvalidArgument
 from outrider.text import Message
 from outrider.text.chat import ChatTemplate
 from outrider.text.files import export_chat, import_chat
-from transformers import PreTrainedTokenizerFast
-
 from tests.unit.text.tokenizers_made_here import CHAT_TEMPLATE, fast_tokenizer, tokenizer
 
 CONVERSATION: list[Message] = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider.text import Tokenizer
 
+from outrider.text import Tokenizer
 from tests.unit.text.tokenizers_made_here import KINDS, tokenizer
 
 TEXTS = st.text(

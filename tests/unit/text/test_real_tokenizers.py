@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider.text import Message, Tokenizer, export_chat, fingerprint
 
+from outrider.text import Message, Tokenizer, export_chat, fingerprint
 from tests.unit.text.test_detokenizer import stream
 
 HOME = Path(os.environ.get("OUTRIDER_TEST_MODELS", Path.home() / ".cache/outrider-test-models"))

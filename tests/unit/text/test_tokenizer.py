@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from outrider.errors import InvalidArgument, ModelLoadError
 from outrider.text import Tokenizer, export_chat
-
 from tests.unit.text.tokenizers_made_here import KINDS, fast_tokenizer, tokenizer
 
 

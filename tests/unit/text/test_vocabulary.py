@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from outrider.text import Difference, fingerprint, first_difference, tokens_by_id
 
 TOKENS = st.lists(st.text(max_size=4), max_size=8)

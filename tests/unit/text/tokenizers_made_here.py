@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from outrider.text import Tokenizer, export_chat
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as FastTokenizer
+
+from outrider.text import Tokenizer, export_chat
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and then it sleeps.",
