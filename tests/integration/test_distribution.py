@@ -1,0 +1,35 @@
+"""Chi-squared over the whole gRPC path; tests/benchmarks/distribution.py does the same with many more draws."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from tests.cluster import running_cluster
+from tests.conftest import TinyModel
+from tests.distribution import expected_answers, judge, measure
+
+ANSWERS = 2400
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+async def test_answers_follow_the_targets_distribution(tiny_model: TinyModel, rule: str) -> None:
+    target = tiny_model("llama")
+    async with running_cluster(target, target, draft={"layers": 2}, max_sessions=64) as cluster:
+        for seed, drafter in enumerate(("ngram", "model")):
+            result = await measure(cluster, target, ANSWERS // 2, rule=rule, drafter=drafter, seed=seed)
+            assert result.impossible == 0
+            assert result.p_value > 1e-4, result
+            assert result.acceptance_rate is not None
+
+
+def test_the_measure_sees_a_small_error(tiny_model: TinyModel) -> None:
+    """Must fail: 6% of the mass moved from the likeliest answer to the others is seen with as many answers."""
+    expected = expected_answers(tiny_model("llama"))
+    likeliest = max(expected, key=expected.__getitem__)
+    share = expected[likeliest]
+    wrong = {a: (p - 0.06 if a == likeliest else p + 0.06 * p / (1 - share)) for a, p in expected.items()}
+    draws = random.Random(5).choices(list(wrong), list(wrong.values()), k=ANSWERS)
+    assert judge(Counter(draws), expected, None).p_value < 1e-4
