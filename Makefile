@@ -45,6 +45,7 @@ clean: ## Remove .venv, caches and build results
 # torch comes first and alone: it is by far the largest, and whichever build of the pinned version pip is set up to
 # find (CPU only, a CUDA version) is then the one that everything else is fitted to.
 $(INSTALLED): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "there is no $(PYTHON) here: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Outrider needs Python 3.11 or newer, but $(PYTHON) is `$(PYTHON) --version 2>&1`: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \

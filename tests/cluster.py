@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +14,18 @@ from outrider.client import AsyncClient, Completion
 from outrider.engine.replica import Replica, load
 from outrider_coordinator.main import Coordinator
 from outrider_coordinator.settings import CoordinatorSettings
-from outrider_draft.main import assemble as assemble_draft
+from outrider_draft.process import assemble as assemble_draft
 from outrider_draft.settings import DraftSettings
-from outrider_verifier.main import assemble as assemble_verifier
+from outrider_verifier.process import assemble as assemble_verifier
 from outrider_verifier.settings import VerifierSettings
 
-REPLICA = {"dtype": "float32", "device": "cpu", "kv_tokens": 16384, "max_batch_tokens": 256, "max_proposal": 15}
+REPLICA = {
+    "dtype": "float32",
+    "device": os.environ.get("OUTRIDER_TEST_DEVICE", "cpu"),
+    "kv_tokens": 16384,
+    "max_batch_tokens": 256,
+    "max_proposal": 15,
+}
 
 
 @dataclass
@@ -85,3 +93,10 @@ async def running_cluster(
         yield Cluster(
             address, parts, [replica for replica, _ in targets], [replica for replica, _ in helpers], client, stack
         )
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    """Wait for something that the cluster brings about by itself; TimeoutError if it does not."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 (what is waited for has no event that a test could see)
+            await asyncio.sleep(0.02)

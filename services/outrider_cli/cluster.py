@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -87,6 +88,11 @@ class LocalCluster:
         for process in reversed(self._processes.values()):
             process.stop(grace_s)
         self._processes.clear()
+
+    def kill(self) -> None:
+        """SIGKILL to every service; a `stop` in progress then returns at once. May be called from a signal handler."""
+        for process in tuple(self._processes.values()):
+            process.signal(signal.SIGKILL)
 
     def restart(self, role: str) -> ServiceProcess:
         """Start a service again after it ended, or after ending it, at the address it had."""

@@ -10,7 +10,10 @@ from typing import Any
 
 from outrider.client import Client, Completion, Drafter, RequestOptions
 
-DRAFTERS = (Drafter.NONE, Drafter.NGRAM, Drafter.MODEL)
+DRAFTER_NAMES = {Drafter.NONE: "plain", Drafter.NGRAM: "n-gram", Drafter.MODEL: "draft model"}
+DRAFTERS = tuple(DRAFTER_NAMES)
+NOISE = 0.05
+"""Differences below this fraction are not called a difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,26 +137,20 @@ def timed(client: Client, prompt: str, options: RequestOptions, timeout: float) 
         return Run(Drafter(options["drafter"]), stream.result, first_chunk_s, first_chunk_tokens, total_s)
 
 
-DRAFTER_NAMES = {Drafter.NONE: "plain", Drafter.NGRAM: "n-gram", Drafter.MODEL: "draft model"}
-
-
 def verdicts(comparisons: Sequence[Comparison]) -> list[str]:
-    """What the numbers say of each drafter, in plain words: faster, slower, or no difference worth the name."""
+    """What the numbers say of each drafter over all prompts, in plain words."""
     lines = []
     for drafter in DRAFTERS[1:]:
         speedups = [comparison.speedup(drafter) for comparison in comparisons]
-        each = ", ".join(f"{c.name} {s:.2f}x" for c, s in zip(comparisons, speedups, strict=True))
-        lines.append(
-            f"{DRAFTER_NAMES[drafter]}: {_judge(statistics.geometric_mean(max(s, 1e-9) for s in speedups))} ({each})"
-        )
+        each = ", ".join(f"{comparison.name} {comparison.speedup(drafter):.2f}x" for comparison in comparisons)
+        lines.append(f"{DRAFTER_NAMES[drafter]}: {_judge(speedups)} ({each})")
     return lines
 
 
-NOISE = 0.05
-"""Differences below this fraction are not called a difference."""
-
-
-def _judge(speedup: float) -> str:
+def _judge(speedups: Sequence[float]) -> str:
+    if min(speedups) <= 0:
+        return "too few tokens to tell"
+    speedup = statistics.geometric_mean(speedups)
     if speedup > 1 + NOISE:
         return f"{speedup:.2f} times as fast as plain decoding"
     if speedup < 1 - NOISE:

@@ -122,6 +122,9 @@ def show(comparisons: Sequence[Comparison], report: dict[str, Any]) -> None:
         say(comparison.prompt, style="dim")
         say(printable(comparison.plain.completion.text).strip())
         out.print(_table(comparison))
+        for run in comparison.runs:
+            if reason := run.completion.speculation.fallback_reason:
+                say(f"{DRAFTER_NAMES[run.drafter]}: speculation stopped during the answer: {reason}")
     hardware = report["hardware"]
     where = f"{hardware['device']}; {hardware['processor']}, {hardware['cores']} cores"
     say(f"{report['model']}, {hardware['dtype']} on {where}; drafted by its first {report['draft_layers']} layers")

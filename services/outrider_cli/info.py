@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from outrider.client import DEFAULT_ADDRESS, ServiceInfo
 from outrider.protocol.items import ModelInfo
 from outrider_cli import options
-from outrider_cli.terminal import connected, errors_reported, out, print_json, say
+from outrider_cli.terminal import connected, errors_reported, print_json, say
 
 
 @errors_reported()
@@ -24,18 +22,17 @@ def info(
 
 
 def _print(service: ServiceInfo, address: str) -> None:
-    table = Table("", "model", "architecture", "parameters", "type", "device", "context", box=None, pad_edge=False)
-    for role, model in [("target", service.target), *(("draft", draft) for draft in service.drafts)]:
-        table.add_row(role, *_cells(model))
+    say(f"Outrider {service.version} at {address}")
+    say(f"target  {_describe(service.target)}")
+    for draft in service.drafts:
+        say(f"draft   {_describe(draft)}")
+    if not service.drafts:
+        say("draft   none is connected")
     default = service.default_speculation
     longest = "" if default.max_draft_tokens is None else f", up to {default.max_draft_tokens} tokens a guess"
-    say(f"Outrider {service.version} at {address}")
-    out.print(table)
-    say(f"By default: drafter {default.drafter}{longest}, rule {default.rule}")
-    if not service.drafts:
-        say("No draft service is connected.")
+    say(f"default drafter {default.drafter}{longest}, rule {default.rule}")
 
 
-def _cells(model: ModelInfo) -> tuple[str, ...]:
-    parameters = f"{model.parameters / 1e6:,.0f} M"
-    return model.name, model.architecture, parameters, model.dtype, model.device, f"{model.context_length:,}"
+def _describe(model: ModelInfo) -> str:
+    size = f"{model.parameters / 1e6:,.0f} M parameters, {model.dtype} on {model.device}"
+    return f"{model.name} ({model.architecture}): {size}, context {model.context_length:,} tokens"

@@ -6,7 +6,7 @@ import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -15,7 +15,7 @@ from rich.text import Text
 from outrider.client import Drafter
 from outrider_cli import options
 from outrider_cli.cluster import LocalCluster
-from outrider_cli.terminal import INTERRUPTED, err, errors_reported, note, print_json, say
+from outrider_cli.terminal import err, errors_reported, note, print_json, say
 
 _ADVANCED = "Advanced"
 
@@ -81,11 +81,8 @@ def up(
         start_timeout_s=start_timeout,
         log=_show_log,
     )
-    try:
-        with _stopped_by_signals():
-            _run(cluster, model, as_json)
-    except _Stopped:  # once more, while stopping: the services die with this process
-        raise typer.Exit(INTERRUPTED) from None
+    with _stopped_by_signals(cluster):
+        _run(cluster, model, as_json)
 
 
 def _run(cluster: LocalCluster, model: str, as_json: bool) -> None:
@@ -108,11 +105,16 @@ class _Stopped(BaseException):
 
 
 @contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM raise _Stopped in the main thread."""
+def _stopped_by_signals(cluster: LocalCluster) -> Iterator[None]:
+    """The first SIGINT or SIGTERM raises _Stopped in the main thread, every later one kills the services at once."""
+    received = 0
 
-    def stop(number: int, frame: object) -> NoReturn:
-        raise _Stopped
+    def stop(number: int, frame: object) -> None:
+        nonlocal received
+        received += 1
+        if received == 1:
+            raise _Stopped
+        cluster.kill()
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

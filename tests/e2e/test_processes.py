@@ -75,9 +75,7 @@ def test_case_23_the_draft_is_killed_mid_stream(
     assert retried.speculation.proposed_tokens > 0
 
 
-def test_case_23_the_draft_stalls_mid_stream(
-    cluster: LocalCluster, client: Client, expected: tuple[int, ...]
-) -> None:
+def test_case_23_the_draft_stalls_mid_stream(cluster: LocalCluster, client: Client, expected: tuple[int, ...]) -> None:
     pid = cluster.process("draft").pid
     try:
         result = interrupted(client, lambda: os.kill(pid, signal.SIGSTOP), drafter="model")

@@ -33,9 +33,7 @@ async def test_greedy_equals_transformers(tiny_model: TinyModel, architecture: s
         for drafter in DRAFTERS if guesser == "own layers" else ["model"]:
             alone = [await ids(cluster, p, drafter=drafter, temperature=0) for p in prompts(target)[:3]]
             assert alone == expected[:3], drafter
-            together = await asyncio.gather(
-                *(ids(cluster, p, drafter=drafter, temperature=0) for p in prompts(target))
-            )
+            together = await asyncio.gather(*(ids(cluster, p, drafter=drafter, temperature=0) for p in prompts(target)))
             assert list(together) == expected, drafter
 
 

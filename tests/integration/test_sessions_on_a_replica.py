@@ -19,7 +19,7 @@ from outrider.rpc import codec
 from outrider.rpc.channel import open_channel
 from outrider.rpc.replica_link import ItemError, ReplicaLink
 from outrider.v1 import replica_pb2, verifier_pb2, verifier_pb2_grpc
-from tests.cluster import start_draft, start_verifier
+from tests.cluster import start_draft, start_verifier, until
 from tests.conftest import TinyModel
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -226,10 +226,3 @@ async def test_case_21_a_draft_refuses_what_outgrows_its_context(tiny_model: Tin
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await replica.stop()
-
-
-async def until(condition: Any, timeout_s: float) -> None:
-    """Wait for a condition that the replica brings about by itself."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.02)

@@ -108,5 +108,6 @@ def _pick(logits: Tensor, chosen: Sequence[int]) -> Tensor:
 
 
 def _sparse(ids: Sequence[float], probabilities: Sequence[float]) -> SparseQ | None:
-    possible = [(int(token), q) for token, q in zip(ids, probabilities, strict=True) if q > 0.0]
-    return SparseQ(*map(tuple, zip(*possible, strict=True))) if possible else None
+    """The entries that are possible; they come in descending order."""
+    possible = next((i for i, q in enumerate(probabilities) if q == 0.0), len(probabilities))
+    return SparseQ(tuple(map(int, ids[:possible])), tuple(probabilities[:possible])) if possible else None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.acceptance.params import Rule
-from outrider.acceptance.proposal import Proposal
+from outrider.acceptance.proposal import Proposal, SparseQ
 
 ROUNDING = 1e-6
 """Where p and q differ by less than this part of p, they are equal: float32 scores do not tell them apart."""
@@ -45,31 +45,35 @@ class Nodes:
     def of(cls, picked: Sequence[tuple[ProposalAt, int]], device: torch.device) -> Nodes:
         """Gather the given nodes of the given proposals."""
         own_rows, rows, tokens, own_q = [], [], [], []
-        entries: list[tuple[int, int]] = []
+        entry_tokens: list[int] = []
         entry_q: list[float] = []
-        for index, (at, node) in enumerate(picked):
+        widths: list[int] = []
+        for at, node in picked:
             tree = at.proposal.tree
-            q = _distribution(at.proposal, node)
+            token = tree.tokens[node]
             own_rows.append(at.root_row + 1 + node)
             rows.append(at.root_row + 1 + tree.parents[node])
-            tokens.append(tree.tokens[node])
-            own_q.append(q[tree.tokens[node]])
-            entries.extend((index, token) for token in q)
-            entry_q.extend(q.values())
-        place = torch.tensor([own_rows, rows, tokens], dtype=torch.int64, device=device)
-        entry = torch.tensor(entries, dtype=torch.int64, device=device).reshape(-1, 2)
-        numbers = torch.tensor(own_q + entry_q, dtype=torch.float64, device=device)
-        own_row, row, token = place
-        return cls(own_row, row, token, numbers[: len(rows)], entry[:, 0], entry[:, 1], numbers[len(rows) :])
-
-
-def _distribution(proposal: Proposal, node: int) -> dict[int, float]:
-    """q of a node: one-hot where the proposal has none, else what was sent, normalised to the last bit."""
-    if not proposal.q:
-        return {proposal.tree.tokens[node]: 1.0}
-    q = proposal.q[node]
-    total = math.fsum(q.probabilities)
-    return {token: probability / total for token, probability in zip(q.token_ids, q.probabilities, strict=True)}
+            tokens.append(token)
+            q = at.proposal.q[node] if at.proposal.q else SparseQ((token,), (1.0,))
+            own_q.append(q.probabilities[q.token_ids.index(token)])
+            entry_tokens.extend(q.token_ids)
+            entry_q.extend(q.probabilities)
+            widths.append(len(q.token_ids))
+        # Two copies to the device for all of it.
+        integers = torch.tensor([*own_rows, *rows, *tokens, *widths, *entry_tokens], dtype=torch.int64).to(device)
+        numbers = torch.tensor(own_q + entry_q, dtype=torch.float64).to(device)
+        own_row, row, token_ids, width = integers[: 4 * len(picked)].view(4, -1)
+        owner = torch.repeat_interleave(width, output_size=len(entry_q))
+        total = numbers.new_zeros(len(picked)).index_add_(0, owner, numbers[len(picked) :])  # 1, but for rounding
+        return cls(
+            own_row=own_row,
+            row=row,
+            token=token_ids,
+            q=numbers[: len(picked)] / total,
+            entry_node=owner,
+            entry_token=integers[4 * len(picked) :],
+            entry_q=numbers[len(picked) :] / total[owner],
+        )
 
 
 def judge_rejection(scores: Tensor, proposals: Sequence[ProposalAt]) -> Tensor:

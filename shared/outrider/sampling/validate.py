@@ -43,9 +43,10 @@ def _validate_q(field: str, q: SparseQ, token: int, vocabulary_size: int) -> Non
         raise InvalidArgument(f"{field}.token_ids", ids, f"token ids below {vocabulary_size}")
     if len(set(ids)) != len(ids):
         raise InvalidArgument(f"{field}.token_ids", ids, "different from each other")
-    if not all(0.0 <= probability <= 1.0 + SUM_TOLERANCE for probability in probabilities):  # NaN fails too
-        raise InvalidArgument(f"{field}.probabilities", probabilities, "from 0 to 1")
-    if abs(total := math.fsum(probabilities) - 1.0) > SUM_TOLERANCE:
-        raise InvalidArgument(f"{field}.probabilities", total + 1.0, "a sum of 1")
-    if not any(drafted == token and probability > 0.0 for drafted, probability in zip(ids, probabilities, strict=True)):
+    total = math.fsum(probabilities)
+    if not abs(total - 1.0) <= SUM_TOLERANCE:  # written so that NaN fails
+        raise InvalidArgument(f"{field}.probabilities", probabilities, f"a distribution, but they sum to {total:g}")
+    if min(probabilities) < 0.0:
+        raise InvalidArgument(f"{field}.probabilities", min(probabilities), "from 0 to 1")
+    if token not in ids or probabilities[ids.index(token)] == 0.0:
         raise InvalidArgument(f"{field}.token_ids", ids, f"a distribution that can draw its node's token {token}")

@@ -48,7 +48,7 @@ def write_wheel(directory: Path, members: dict[str, bytes]) -> Path:
 
 @contextmanager
 def model_hub(files: dict[str, bytes]) -> Iterator[str]:
-    """The address of a hub that has one model with `files`; a file with empty content answers 500."""
+    """The address of a hub that has one model with `files`; a file with empty content is missing."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -70,7 +70,7 @@ def model_hub(files: dict[str, bytes]) -> Iterator[str]:
                 content = json.dumps({"id": HUB_ID, "sha": COMMIT, "siblings": siblings}).encode()
             else:
                 content = files.get(path.rpartition(f"/{HUB_ID}/resolve/{COMMIT}/")[2], b"")
-            self.send_response(200 if content else 500)
+            self.send_response(200 if content else 404)
             self.send_header("Content-Length", str(len(content)))
             self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
             self.send_header("X-Repo-Commit", COMMIT)

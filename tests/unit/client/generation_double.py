@@ -20,7 +20,7 @@ from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc, sampling_pb2
 
 Script = Callable[[pb.GenerateRequest, Any], AsyncIterator[pb.GenerateResponse]]
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def delta(text: str, *token_ids: int, logprobs: tuple[pb.TokenLogprobs, ...] = ()) -> pb.GenerateResponse:

@@ -1,4 +1,4 @@
-"""Whole generations over a toy model, thousands of sessions in each call: draft, verify, accept, commit, round by round.
+"""Whole generations over a toy model, thousands of sessions a call: draft, verify, accept, commit, round by round.
 
 The toy target and drafter are Markov chains, so that what the tokens of a long run must look like is known exactly.
 Everything else is the real code.
@@ -33,6 +33,7 @@ SIGNIFICANCE = 1e-4
 class Session:
     state: SamplingState
     tokens: list[int]  # the prompt's one token, then the output
+    device: torch.device = CPU
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Pair:
     drafter: Tensor
 
 
-def random_pair(size: int = 4, seed: int = 0, *, likeness: float = 0.5) -> Pair:
+def random_pair(size: int = 3, seed: int = 0, *, likeness: float = 0.5) -> Pair:
     """A pair whose drafter is the target mixed with another chain, so that both accepting and rejecting are common."""
     generator = torch.Generator().manual_seed(seed)
     target, other = (torch.rand(size, size, generator=generator, dtype=torch.float64) + 0.05 for _ in range(2))
@@ -70,7 +71,8 @@ def simulate(
     seeds = random.Random(seed)
     size = len(pair.target)
     opened = [
-        Session(open_state(size, rule=rule, seed=seeds.getrandbits(64), device=device), [0]) for _ in range(sessions)
+        Session(open_state(size, rule=rule, seed=seeds.getrandbits(64), device=device), [0], device)
+        for _ in range(sessions)
     ]
     logits = pair.target.log().to(torch.float32).to(device)
     while running := [session for session in opened if len(session.tokens) <= tokens]:
@@ -87,8 +89,7 @@ def simulate(
 
 def drafted_steps(pair: Pair, sessions: Sequence[Session], length: int) -> list[list[DraftedToken]]:
     """`length` tokens of each session by the real `draft_rows`, one step after the other."""
-    device = sessions[0].state.stop_ids.device if sessions[0].state.stop_ids is not None else CPU
-    logits = pair.drafter.log().to(torch.float32).to(device)
+    logits = pair.drafter.log().to(torch.float32).to(sessions[0].device)
     drafts: list[list[DraftedToken]] = [[] for _ in sessions]
     for _ in range(length):
         last = [draft[-1].token if draft else s.tokens[-1] for s, draft in zip(sessions, drafts, strict=True)]
@@ -96,7 +97,7 @@ def drafted_steps(pair: Pair, sessions: Sequence[Session], length: int) -> list[
             DraftRow(s.state, len(s.tokens), tuple(d.token for d in draft))
             for s, draft in zip(sessions, drafts, strict=True)
         ]
-        for draft, step in zip(drafts, draft_rows(logits[torch.tensor(last, device=device)], work), strict=True):
+        for draft, step in zip(drafts, draft_rows(logits[torch.tensor(last, device=logits.device)], work), strict=True):
             draft.append(step)
     return drafts
 
