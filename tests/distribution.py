@@ -1,4 +1,4 @@
-"""Does the output that clients receive over gRPC follow the target's distribution? Counts, expectations, chi-squared."""
+"""Does what clients receive over gRPC follow the target's distribution? Counts, expectations, chi-squared."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from outrider.client import Client
 from outrider_cli.cluster import LocalCluster
-from tests.benchmarks.prompts import spec_bench
+from tests.benchmarks.prompts import chat_ids, spec_bench
 from tests.benchmarks.record import save
 
 LONGEST_PROMPT = 200
@@ -43,7 +43,9 @@ def main() -> None:
     parser.add_argument("--draft-layers", type=int, default=6)
     arguments = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    prompts = {name: ids for name, ids in _prompts(tokenizer).items() if len(ids) <= LONGEST_PROMPT}
+    prompts = {
+        name: ids for name, (text,) in spec_bench(1).items() if len(ids := chat_ids(tokenizer, text)) <= LONGEST_PROMPT
+    }
     flags = ["--no-prefix-cache", "--kv-tokens", "8192"]
     with (
         LocalCluster(
@@ -156,17 +158,6 @@ def llama_cpp(gguf: Path, max_tokens: int) -> Answer:
         return int(server.handle_completions(request)["usage"]["completion_tokens"])
 
     return answer
-
-
-def _prompts(tokenizer: Any) -> dict[str, list[int]]:
-    return {
-        category: list(
-            tokenizer.apply_chat_template([{"role": "user", "content": texts[0]}], add_generation_prompt=True)[
-                "input_ids"
-            ]
-        )
-        for category, texts in spec_bench(1).items()
-    }
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from tests.benchmarks.prompts import spec_bench
+from tests.benchmarks.prompts import chat_ids, spec_bench
 from tests.benchmarks.record import save
 from tests.cluster import Cluster, running_cluster
 from tests.reference import greedy, load_reference
@@ -49,12 +49,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """The reference, then every drafter, alone and eight at a time."""
     model, tokenizer = load_reference(arguments.model)
     questions = [text for texts in spec_bench(arguments.per_category).values() for text in texts]
-    prompts = [
-        list(
-            tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)["input_ids"]
-        )
-        for text in questions
-    ]
+    prompts = [chat_ids(tokenizer, text) for text in questions]
     started = time.perf_counter()
     expected = [greedy(arguments.model, prompt, arguments.max_tokens) for prompt in prompts]
     print(f"reference: {len(prompts)} answers in {time.perf_counter() - started:.0f} s", flush=True)

@@ -7,6 +7,7 @@ import json
 import os
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 DATA = Path(os.environ.get("OUTRIDER_EVALUATION_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
@@ -31,3 +32,9 @@ def gsm8k(count: int) -> list[str]:
     """The first GSM8K test questions (Cobbe et al. 2021)."""
     lines = (DATA / "gsm8k_test.jsonl").read_text().splitlines()[:count]
     return [json.loads(line)["question"] for line in lines]
+
+
+def chat_ids(tokenizer: Any, text: str) -> list[int]:
+    """The ids of `text` as a user's turn, with transformers' tokenizer."""
+    encoded = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
+    return list(encoded["input_ids"])
