@@ -13,9 +13,7 @@ demands = st.lists(st.builds(Demand, chain=st.integers(1, 60), tree=st.integers(
 @given(demands, st.integers(8, 64))
 def test_a_step_never_exceeds_its_budget_and_always_does_something(wanted: list[Demand], budget: int) -> None:
     grants = schedule(wanted, budget=budget, decode_limit=8)
-    used = sum(
-        demand.total if grant == demand.chain else grant for demand, grant in zip(wanted, grants, strict=True)
-    )
+    used = sum(demand.total if grant == demand.chain else grant for demand, grant in zip(wanted, grants, strict=True))
     assert 0 < used <= budget
     assert all(0 <= grant <= demand.chain for demand, grant in zip(wanted, grants, strict=True))
 

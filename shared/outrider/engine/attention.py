@@ -7,17 +7,18 @@ call, as `running`. Outside of `running` the function refuses to work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AttentionInterface
 
-from outrider.engine.batch import Batch, Context
+from outrider.engine.batch import Batch, Slots, Span
+from outrider.engine.kernels import CONTEXT_STEP, MAX_ROWS, attend_chunk, attend_rows, make_bias
 from outrider.engine.kv import KvStore
 
 NAME = "outrider_paged"
@@ -27,7 +28,7 @@ class Attention(Protocol):
     """What computes one layer's attention during a pass."""
 
     def __call__(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, extra: dict[str, Any]
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, extra: Mapping[str, Any]
     ) -> Tensor:
         """Attend; returns [1, T, heads, value_size].
 
@@ -50,54 +51,58 @@ def running(attention: Attention) -> Iterator[None]:
         _running.reset(token)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One session's part of a pass, for the layers with one kind of attention."""
+
+    rows: slice
+    slots: Slots
+    mask: Tensor | None  # for `attend_chunk`
+    bias: Tensor | None  # for `attend_rows`
+
+
 class PagedAttention:
-    """Writes a pass's keys and values to the cache, then lets every session's rows attend to its own."""
+    """Writes a pass's keys and values to the cache, then lets every session's rows attend to its own.
+
+    This is the place for other kernels: one `PagedAttention` serves one pass, and sees all its sessions.
+    """
 
     def __init__(self, store: KvStore, batch: Batch) -> None:
         self._store = store
         self._batch = batch
+        self._parts: dict[tuple[int | None, int, bool], list[_Part]] = {}
 
     def __call__(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, extra: dict[str, Any]
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, extra: Mapping[str, Any]
     ) -> Tensor:
         """See `Attention`."""
-        layer = self._store.layers[module]
-        layer.write(self._batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        kv = self._store.layers[layer]
+        kv.write(self._batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        window, softcap, sinks = extra.get("sliding_window"), extra.get("softcap"), extra.get("s_aux")
         outputs = []
-        for span in self._batch.spans:
-            context = span.context(extra.get("sliding_window"))
-            keys = layer.keys[context.slots].transpose(0, 1)
-            values = layer.values[context.slots].transpose(0, 1)
-            outputs.append(_attend(query[0, :, span.start : span.stop], keys, values, context, scaling, extra))
+        for part in self._parts_for(window, query.shape[1] // key.shape[1], softcap is None and sinks is None):
+            keys, values = kv.read(part.slots)
+            rows = query[0, :, part.rows]
+            if part.bias is None:
+                outputs.append(attend_chunk(rows, keys, values, part.mask, scaling))
+            else:
+                outputs.append(attend_rows(rows, keys, values, part.bias, scaling, softcap, sinks))
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).transpose(0, 1)[None]
 
+    def _parts_for(self, window: int | None, groups: int, plain: bool) -> list[_Part]:
+        kind = (window, groups, plain)
+        if kind not in self._parts:
+            self._parts[kind] = [self._part(span, window, groups, plain) for span in self._batch.spans]
+        return self._parts[kind]
 
-def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, context: Context, scaling: float, extra: dict[str, Any]
-) -> Tensor:
-    """Attention of query [heads, rows, size] over keys and values [kv_heads, L, size]: [heads, rows, value_size]."""
-    softcap, sinks = extra.get("softcap"), extra.get("s_aux")
-    if softcap is None and sinks is None:
-        return functional.scaled_dot_product_attention(
-            query[None], keys[None], values[None], attn_mask=context.mask, scale=scaling, enable_gqa=True
-        )[0]
-    groups = query.shape[0] // keys.shape[0]
-    scores = query.view(-1, groups, *query.shape[1:]) @ keys[:, None].transpose(-1, -2) * scaling
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if context.mask is not None:
-        scores = scores.masked_fill(~context.mask, -torch.inf)
-    weights = _softmax(scores, sinks).to(query.dtype)
-    return (weights @ values[:, None]).flatten(0, 1)
-
-
-def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax in float32 of scores [kv_heads, groups, rows, L]; `sinks` [heads] take part but get no output."""
-    scores = scores.float()
-    if sinks is None:
-        return scores.softmax(-1)
-    column = sinks.float().reshape(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
-    return torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1]
+    def _part(self, span: Span, window: int | None, groups: int, plain: bool) -> _Part:
+        on_cpu = self._store.device.type == "cpu"
+        context = span.context(window, CONTEXT_STEP if on_cpu else 1)
+        rows = slice(span.start, span.stop)
+        if plain and (not on_cpu or len(span.feed) > MAX_ROWS):
+            return _Part(rows, context.slots, context.mask, None)
+        bias = make_bias(context, len(span.feed), groups, self._store.dtype, self._store.device)
+        return _Part(rows, context.slots, None, bias)
 
 
 def _attention_forward(
@@ -110,7 +115,8 @@ def _attention_forward(
     **extra: Any,
 ) -> tuple[Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return _running.get()(module, query, key, value, scale, extra), None
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    return _running.get()(layer, query, key, value, scale, extra), None
 
 
 AttentionInterface.register(NAME, _attention_forward)

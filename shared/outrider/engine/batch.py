@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,7 +33,10 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The keys that one session's rows may see: their slots [L], and which row sees which (None: each sees all)."""
+    """The keys that one session's rows may see: their slots [L], and which row sees which (None: each sees all).
+
+    L may be rounded up; what stands in the slots beyond the session's own is masked.
+    """
 
     slots: Slots
     mask: Tensor | None  # bool [rows, L]
@@ -48,33 +51,39 @@ class Span:
     stop: int
     base: int
     device: torch.device
-    _contexts: dict[int | None, Context] = field(default_factory=dict)  # by sliding window
 
     def positions(self) -> list[int]:
         """Of each row, in the session's text."""
         root = self.base + len(self.feed.tokens) - 1
         return [*range(self.base, root + 1), *(root + depth for depth in self.feed.tree.depths())]
 
-    def context(self, window: int | None) -> Context:
-        """What the rows see: everything before them on their own path, the last `window` positions of it if given."""
-        if window not in self._contexts:
-            self._contexts[window] = self._make_context(window)
-        return self._contexts[window]
+    def context(self, window: int | None, step: int) -> Context:
+        """What the rows see: everything before them on their own path, the last `window` positions of it if given.
 
-    def _make_context(self, window: int | None) -> Context:
+        The keys begin at an index that is a multiple of `step`, and there is a multiple of `step` of them.
+        """
         length = self.base + len(self.feed)
-        first = max(0, self.base - window + 1) if window else 0
-        slots = to_slots(self.feed.sequence.slots(first, length), self.device)
-        if len(self.feed) == 1:
+        first = max(0, self.base - window + 1) // step * step if window else 0
+        padding = -(length - first) % step
+        slots = _padded(self.feed.sequence.slots(first, length), padding, self.device)
+        if len(self.feed) == 1 and not padding and (not window or length - first <= window):
             return Context(slots, None)
-        mask = torch.ones((len(self.feed), length), dtype=torch.bool, device=self.device).tril(self.base)
-        if not self.feed.tree.is_chain:
-            chain = len(self.feed.tokens)
-            mask[chain:, self.base + chain :] = ancestors(self.feed.tree).to(self.device)
-        if window and window < length:
-            keys = torch.tensor([*range(self.base), *self.positions()], device=self.device)
-            mask &= keys > keys[self.base :, None] - window
-        return Context(slots, mask[:, first:])
+        return Context(slots, self._mask(window, first, length + padding))
+
+    def _mask(self, window: int | None, first: int, stop: int) -> Tensor:
+        """Bool [rows, stop - first]: which keys, of those at index `first` to before `stop`, each row sees."""
+        keys = torch.arange(first, stop, device=self.device)
+        rows = torch.arange(self.base, self.base + len(self.feed), device=self.device)
+        mask = keys <= rows[:, None]
+        tree = self.feed.tree
+        if not tree.is_chain:
+            root, end = self.base + len(self.feed.tokens), self.base + len(self.feed)
+            mask[len(self.feed.tokens) :, root - first : end - first] = ancestors(tree).to(self.device)
+        if window:
+            positions = torch.tensor(self.positions(), device=self.device)
+            keys[self.base - first : self.base - first + len(self.feed)] = positions
+            mask &= keys > positions[:, None] - window
+        return mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +128,16 @@ def ancestors(tree: TokenTree) -> Tensor:
     return matrix
 
 
-def to_slots(slots: slice | list[int], device: torch.device) -> Slots:
-    """The slots as something to index tensors on `device` with."""
-    return slots if isinstance(slots, slice) else torch.tensor(slots, device=device)
+def _padded(slots: slice | list[int], padding: int, device: torch.device) -> Slots:
+    """The slots as something to index tensors with, and `padding` more, whatever they hold."""
+    if isinstance(slots, slice):
+        return slice(slots.start, slots.stop + padding)
+    return torch.tensor(slots + slots[-1:] * padding, device=device)
 
 
 def _written_slots(spans: Sequence[Span], device: torch.device) -> Slots:
     parts = [span.feed.sequence.slots(span.base, span.base + len(span.feed)) for span in spans]
     if len(parts) == 1:
-        return to_slots(parts[0], device)
+        return _padded(parts[0], 0, device)
     lists = [list(range(part.start, part.stop)) if isinstance(part, slice) else part for part in parts]
     return torch.tensor([slot for part in lists for slot in part], device=device)

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.engine.attention import NAME, PagedAttention, running
+from outrider.engine.attention import NAME, PagedAttention
 from outrider.engine.batch import Batch, Feed
 from outrider.engine.blocks import BlockPool
+from outrider.engine.decoder import make_decoder
+from outrider.engine.kernels import CONTEXT_STEP
 from outrider.engine.kv import KvStore, SlotMoves
-from outrider.engine.linear import can_pack, pack_linears
 from outrider.engine.memory import default_kv_bytes
 from outrider.engine.model import LoadedModel
 from outrider.engine.options import EngineOptions
-from outrider.engine.probe import probe_shapes
+from outrider.engine.probe import probe_calls
 from outrider.engine.sequence import KvSequence
 from outrider.errors import InvalidArgument, ModelLoadError, ResourceExhausted
 
@@ -30,18 +31,17 @@ class Engine:
         """Take over `loaded`, whose attention is replaced. Raises ModelLoadError if the model cannot be served."""
         self.options = options or EngineOptions()
         self.device = loaded.device
-        self._module = loaded.module
-        self._module.set_attn_implementation(NAME)
-        if can_pack(loaded.device, loaded.dtype):
-            pack_linears(self._module)
-        layers = self._module.config.get_text_config().num_hidden_layers
-        shapes = probe_shapes(self._module, layers, self.device)
+        loaded.module.set_attn_implementation(NAME)
+        layers = loaded.module.config.get_text_config().num_hidden_layers
+        calls = probe_calls(loaded.module, layers, self.device)
+        shapes = {layer: call.shape for layer, call in calls.items()}
         token_bytes = sum(shape.elements for shape in shapes.values()) * loaded.dtype.itemsize
         size = self.options.block_size
         blocks = self._kv_tokens(token_bytes) // size
         if blocks < 1:
             raise ModelLoadError(f"there is no memory left for a KV cache ({token_bytes} bytes a token)")
-        self._store = KvStore(shapes, blocks * size, dtype=loaded.dtype, device=self.device)
+        self._decoder = make_decoder(loaded.module, calls)
+        self._store = KvStore(shapes, blocks * size + CONTEXT_STEP, dtype=loaded.dtype, device=self.device)
         self._pool = BlockPool(blocks, size)
         self._moves = SlotMoves()
         context_length = min(loaded.info.context_length, self.capacity_tokens)
@@ -98,15 +98,7 @@ class Engine:
     def _compute(self, feeds: Sequence[Feed]) -> Tensor:
         self._store.apply(self._moves)
         batch = Batch.of(feeds, self.device)
-        with running(PagedAttention(self._store, batch)):
-            output = self._module(
-                input_ids=batch.input_ids,
-                position_ids=batch.position_ids,
-                use_cache=False,
-                logits_to_keep=batch.logit_rows,
-            )
-        logits: Tensor = output.logits[0]
-        return logits
+        return self._decoder(batch, PagedAttention(self._store, batch))
 
     def _kv_tokens(self, token_bytes: int) -> int:
         if self.options.kv_tokens is not None:

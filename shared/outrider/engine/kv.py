@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,13 @@ class LayerKv:
         """Store key and value, both [tokens, kv_heads, size], at `slots`."""
         self.keys[slots] = key
         self.values[slots] = value
+
+    def read(self, slots: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """The keys [kv_heads, L, key_size] and values [kv_heads, L, value_size] at `slots`."""
+        if isinstance(slots, slice):
+            return self.keys[slots].transpose(0, 1), self.values[slots].transpose(0, 1)
+        # Several times faster than indexing, on a CPU.
+        return self.keys.index_select(0, slots).transpose(0, 1), self.values.index_select(0, slots).transpose(0, 1)
 
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Copy slots; all are read before any is written."""
@@ -67,16 +74,17 @@ class SlotMoves:
 
 
 class KvStore:
-    """Every layer's `LayerKv`, found by the attention module it belongs to. Zeroed, so that masked slots are finite."""
+    """Every layer's `LayerKv`, found by the layer's index. Zeroed, so that masked slots are finite."""
 
-    def __init__(self, shapes: dict[nn.Module, LayerShape], slots: int, *, dtype: torch.dtype, device: torch.device):
+    def __init__(self, shapes: Mapping[int, LayerShape], slots: int, *, dtype: torch.dtype, device: torch.device):
         def zeros(heads: int, size: int) -> Tensor:
             return _zeros((slots, heads, size), dtype, device)
 
         self.device = device
+        self.dtype = dtype
         self.layers = {
-            module: LayerKv(zeros(shape.kv_heads, shape.key_size), zeros(shape.kv_heads, shape.value_size))
-            for module, shape in shapes.items()
+            layer: LayerKv(zeros(shape.kv_heads, shape.key_size), zeros(shape.kv_heads, shape.value_size))
+            for layer, shape in shapes.items()
         }
 
     def apply(self, moves: SlotMoves) -> None:
@@ -90,7 +98,7 @@ class KvStore:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU out of pages that the system hands out when they are first written, so size alone costs nothing."""
+    """Zeros; on a CPU out of pages that the system hands out when first written, so that size alone costs nothing."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(numpy.zeros(math.prod(shape) * dtype.itemsize, numpy.uint8)).view(dtype).view(shape)

@@ -9,6 +9,7 @@ not depend on its neighbours. See tests/benchmarks/cpu_forward.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,15 +36,20 @@ class PackedLinear(nn.Module):
         output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return output
 
+    def added(self, x: Tensor, other: Tensor) -> Tensor:
+        """x W^T + b + other, for x [..., in] and other [..., out]."""
+        output: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, "add")
+        return output
+
 
 class Fused:
     """Several layers of one input as a single packed layer, whose output waits until each part was asked for."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        biases = [layer.bias for layer in layers if layer.bias is not None]
+        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         assert len(biases) in (0, len(layers))
-        weight = torch.cat([layer.weight for layer in layers])
-        self._layer = PackedLinear(weight, torch.cat(biases) if biases else None)
+        weight = torch.cat([layer.weight.detach() for layer in layers])
+        self.layer = PackedLinear(weight, torch.cat(biases) if biases else None)
         self._sizes = [layer.out_features for layer in layers]
         self._input: Tensor | None = None
         self._parts: list[Tensor | None] = []
@@ -51,7 +57,7 @@ class Fused:
     def part(self, index: int, x: Tensor) -> Tensor:
         """The output of the layer `index`; computes all of them when it first sees this input."""
         if self._input is not x or self._parts[index] is None:
-            self._input, self._parts = x, list(self._layer(x).split(self._sizes, dim=-1))
+            self._input, self._parts = x, list(self.layer(x).split(self._sizes, dim=-1))
         part = self._parts[index]
         assert part is not None
         self._parts[index] = None
@@ -66,16 +72,22 @@ class FusedPart(nn.Module):
     def __init__(self, fused: Fused, index: int, layer: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        self._fused, self._index = fused, index
+        self.fused, self._index = fused, index
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        return self._fused.part(self._index, x)
+        return self.fused.part(self._index, x)
+
+
+def fused_layer(part: FusedPart) -> PackedLinear:
+    """The packed layer that computes `part` and its siblings at once, side by side in the order of `FUSED`."""
+    return part.fused.layer
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """True if packed layers exist for this device and dtype."""
-    return device.type == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return device.type == "cpu" and dtype == torch.float32 and available
 
 
 def pack_linears(module: nn.Module) -> None:
@@ -87,7 +99,12 @@ def pack_linears(module: nn.Module) -> None:
             if type(child) is nn.Linear:
                 setattr(parent, name, PackedLinear(child.weight, child.bias))
             elif type(child) is Conv1D:
-                setattr(parent, name, PackedLinear(child.weight.t(), child.bias))
+                setattr(parent, name, _packed_conv1d(child))
+
+
+def _packed_conv1d(layer: Any) -> PackedLinear:
+    """GPT-2's own kind of linear layer, whose weight is [in, out]."""
+    return PackedLinear(layer.weight.t(), layer.bias)
 
 
 def _fuse(parent: nn.Module, names: Sequence[str]) -> None:

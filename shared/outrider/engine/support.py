@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -44,10 +45,8 @@ def check_model_class(module: nn.Module) -> None:
         raise ModelLoadError(f"{name} does not use transformers' attention interface; it cannot be served")
 
 
-def check_attention_arguments(module: nn.Module, extra: dict[str, Any]) -> None:
+def check_attention_arguments(extra: Mapping[str, Any]) -> None:
     """Raise ModelLoadError if an attention call carries something the engine's attention would ignore."""
     unknown = sorted(name for name, value in extra.items() if value is not None and name not in HONOURED | HARMLESS)
     if unknown:
-        raise ModelLoadError(
-            f"{type(module).__name__} needs {', '.join(unknown)} in its attention; it cannot be served"
-        )
+        raise ModelLoadError(f"the attention needs {', '.join(unknown)}; a model with that cannot be served")

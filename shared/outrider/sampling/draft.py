@@ -44,6 +44,8 @@ def draft_rows(logits: Tensor, work: Sequence[DraftRow]) -> list[DraftedToken]:
 
     Raises UnusableLogits, naming the entries, if the model's output allows no token at some row.
     """
+    if not work:
+        return []
     assert len(work) == len(logits), f"{len(work)} rows of work, but {len(logits)} of logits"
     rows = [Row(entry.state, entry.base_length, entry.drafted) for entry in work]
     groups: dict[Step, list[int]] = {}

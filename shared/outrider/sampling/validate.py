@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import Proposal, SparseQ
 from outrider.acceptance.tree import validate_tree
@@ -43,7 +41,7 @@ def _validate_q(field: str, q: SparseQ, token: int, vocabulary_size: int) -> Non
         raise InvalidArgument(f"{field}.token_ids", ids, f"token ids below {vocabulary_size}")
     if len(set(ids)) != len(ids):
         raise InvalidArgument(f"{field}.token_ids", ids, "different from each other")
-    total = math.fsum(probabilities)
+    total = sum(probabilities)
     if not abs(total - 1.0) <= SUM_TOLERANCE:  # written so that NaN fails
         raise InvalidArgument(f"{field}.probabilities", probabilities, f"a distribution, but they sum to {total:g}")
     if min(probabilities) < 0.0:

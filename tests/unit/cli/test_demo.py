@@ -115,7 +115,7 @@ def run_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., A
                 def __exit__(self, *error: object) -> None:
                     pass
 
-            double.info.target.name = "SmolLM2"
+            double.info.target.name, double.info.target.parameters = "SmolLM2", 135_000_000
             monkeypatch.setattr(demo, "LocalCluster", ScriptedCluster)
             monkeypatch.setattr(demo, "demo_model_directory", lambda progress: tmp_path)
             return CliRunner().invoke(app, ["demo", *flags])
@@ -129,6 +129,7 @@ def test_the_demo_shows_answers_table_and_verdict(run_demo: Callable[..., Any]) 
     for name in PROMPTS:
         assert name in result.stdout
     assert "tokens/s" in result.stdout
+    assert "draft model: its first 24 layers" in result.stdout
     assert "All answers are identical with and without speculation." in result.stdout
     assert "draft model: speculation stopped during the answer: too slow" in result.stdout
 

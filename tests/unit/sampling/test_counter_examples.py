@@ -35,7 +35,7 @@ from tests.unit.sampling.simulation import (
 )
 
 PAIR = random_pair()
-SESSIONS, TOKENS = 4_000, 9
+SESSIONS, TOKENS = 2_000, 9
 
 
 def simulated(rule: Rule, propose: Propose, **options) -> torch.Tensor:
@@ -117,7 +117,7 @@ def test_case_02_half_precision_likelihood_ratios():
 
     def parities(**options) -> torch.Tensor:
         return (
-            simulate(Pair(target, drafter), Rule.BLOCK, own_chains(Domain.DRAFT, 4), sessions=1500, tokens=6, **options)
+            simulate(Pair(target, drafter), Rule.BLOCK, own_chains(Domain.DRAFT, 4), sessions=800, tokens=6, **options)
             % 2
         )
 

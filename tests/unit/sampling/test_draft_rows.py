@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 from scipy import stats
 
 from outrider.acceptance.params import Rule
+from outrider.acceptance.proposal import Proposal
 from outrider.sampling.distribution import UnusableLogits
 from outrider.sampling.draft import Q_ENTRIES, DraftRow, draft_rows
 from outrider.sampling.verify import VerifyRows, verify_rows
 from tests.unit.sampling.devices import on_each_device
 from tests.unit.sampling.sessions import chain, logits_of, open_state
-from tests.unit.sampling.simulation import chains, random_pair, simulate
+from tests.unit.sampling.simulation import Pair, Session, chains, random_pair, simulate
 
 SIZE = 100
 
@@ -163,9 +165,15 @@ def test_nothing_to_draft():
     assert draft_rows(torch.empty(0, SIZE), []) == []
 
 
-def test_equal_models_generate_alike_under_every_rule():
-    """Sanity of the harness that the chi-squared tests rest on: with q = p, chains of 3 commit 4 tokens a round."""
+@pytest.mark.parametrize("rule", Rule)
+def test_case_05_equal_models_accept_every_draft_of_every_round(rule):
+    """With q = p, chains of 3 commit 4 tokens a round: 12 tokens take 3 rounds, in every session."""
     pair = random_pair(3)
-    same = type(pair)(pair.target, pair.target)
-    for rule in Rule:
-        assert simulate(same, rule, chains(3), sessions=50, tokens=8).shape == (50, 8)
+    rounds: list[int] = []
+
+    def propose(pair: Pair, sessions: Sequence[Session]) -> list[Proposal]:
+        rounds.append(len(sessions))
+        return chains(3)(pair, sessions)
+
+    simulate(Pair(pair.target, pair.target), rule, propose, sessions=500, tokens=12)
+    assert rounds == [500, 500, 500]

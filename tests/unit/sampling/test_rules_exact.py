@@ -80,7 +80,7 @@ def proposal_of(rule: Rule, tree: TokenTree, q: Sequence[Distribution]) -> Propo
 
 
 @pytest.mark.parametrize(("rule", "shape"), RULES_AND_SHAPES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(models, models)
 def test_the_oracle_itself_is_exact(rule, shape, target, drafter):
     assert oracle.error_of_round(rule, shape, target, drafter) == 0
@@ -88,7 +88,7 @@ def test_the_oracle_itself_is_exact(rule, shape, target, drafter):
 
 @on_each_device
 @pytest.mark.parametrize(("rule", "shape"), RULES_AND_SHAPES)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(models, models)
 def test_a_round_commits_the_targets_distribution(rule, shape, device, target, drafter):
     assert oracle.error_of_round(rule, shape, target, drafter, implementation(rule, device)) < 3e-6
@@ -96,7 +96,7 @@ def test_a_round_commits_the_targets_distribution(rule, shape, device, target, d
 
 @on_each_device
 @pytest.mark.parametrize(("rule", "shape"), [(r, s) for r, s in RULES_AND_SHAPES if s and r is not Rule.MATCH])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(models, models, st.integers(0, 2**32))
 def test_thresholds_and_residuals_equal_the_oracles(rule, shape, device, target, drafter, seed):
     tree, q, _ = random.Random(seed).choice(list(oracle.drafted_trees(shape, drafter)))
@@ -121,7 +121,7 @@ def reachable_rows(rule: Rule, tree: TokenTree, thresholds) -> set[int]:
 
 @on_each_device
 @pytest.mark.parametrize(("rule", "shape"), RULES_AND_SHAPES)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(st.integers(0, 10_000), models)
 def test_an_impossible_token_is_never_emitted(rule, shape, device, seed, drafter):
     """Not rarely: the sum over every draw that emits it is exactly zero."""
@@ -134,7 +134,7 @@ def test_an_impossible_token_is_never_emitted(rule, shape, device, seed, drafter
 
 
 @pytest.mark.parametrize("shape", CHAINS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(models, models)
 def test_block_accepts_at_least_as_much_as_rejection(shape, target, drafter):
     """Sun et al. 2024, theorem 2: in exact fractions for the oracle, to rounding for the torch code."""
@@ -153,7 +153,7 @@ def test_block_accepts_strictly_more_somewhere():
     assert oracle.round_distribution(Rule.BLOCK, (ROOT, 0), target, drafter)[1] == Fraction(11, 9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(models, models)
 def test_first_token_is_accepted_with_one_minus_total_variation(target, drafter):
     """Leviathan et al. 2023, corollary 3.6; no rule can do better with one draft."""
