@@ -43,7 +43,7 @@ def expected_answers(target: Path) -> dict[tuple[int, ...], float]:
         longer: dict[tuple[int, ...], float] = {}
         for answer, probability in answers.items():
             with torch.inference_mode():
-                logits = model(torch.tensor([prompt + list(answer)])).logits[0, -1].double()
+                logits = model(torch.tensor([prompt + list(answer)], device=model.device)).logits[0, -1].double()
             top = logits.topk(TOP_K)
             for token, share in zip(top.indices.tolist(), top.values.softmax(-1).tolist(), strict=True):
                 longer[(*answer, token)] = probability * share

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 def load_reference(directory: Path) -> tuple[Any, Any]:
     """transformers' own model (eager attention, float32) and tokenizer."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    model = model.to(os.environ.get("OUTRIDER_TEST_DEVICE", "cpu"))
     return model, AutoTokenizer.from_pretrained(directory)
 
 
@@ -27,8 +29,8 @@ def greedy(directory: Path, prompt: Sequence[int], max_tokens: int) -> list[int]
     padding = list(range(len(tokenizer), model.config.get_text_config().vocab_size))
     with torch.inference_mode():
         output = model.generate(
-            torch.tensor([list(prompt)]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            torch.tensor([list(prompt)], device=model.device),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64, device=model.device),
             max_new_tokens=max_tokens,
             do_sample=False,
             suppress_tokens=padding or None,

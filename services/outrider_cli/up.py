@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -18,6 +19,8 @@ from outrider_cli.cluster import LocalCluster
 from outrider_cli.terminal import err, errors_reported, note, print_json, say
 
 _ADVANCED = "Advanced"
+_printing = threading.Lock()
+"""A log line that is printed while the spinner goes away would bring it back."""
 
 
 @errors_reported()
@@ -88,7 +91,7 @@ def up(
 def _run(cluster: LocalCluster, model: str, as_json: bool) -> None:
     """Start, serve until a signal, stop. Raises ServiceFailed if a service ends by itself."""
     try:
-        with _progress(f"loading {model}"):
+        with _spinner(f"loading {model}"):
             cluster.start()
         _announce(cluster, as_json)
         ended = cluster.wait_for_end(None)
@@ -126,19 +129,22 @@ def _stopped_by_signals(cluster: LocalCluster) -> Iterator[None]:
 
 def _show_log(role: str, line: str) -> None:
     if text := Text.from_ansi(line).plain.strip():  # colours and empty lines come from progress bars
-        note(f"{role:<11} | {text}", style="")
+        with _printing:
+            note(f"{role:<11} | {text}", style="")
 
 
-def _progress(what: str) -> Progress:
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        TimeElapsedColumn(),
-        console=err,
-        transient=True,
-    )
+@contextmanager
+def _spinner(what: str) -> Iterator[None]:
+    """Shows that something goes on, and for how long, below the log lines."""
+    text = TextColumn("{task.description}", markup=False)
+    progress = Progress(SpinnerColumn(), text, TimeElapsedColumn(), console=err, transient=True)
     progress.add_task(what, total=None)
-    return progress
+    progress.start()
+    try:
+        yield
+    finally:
+        with _printing:
+            progress.stop()
 
 
 def _announce(cluster: LocalCluster, as_json: bool) -> None:

@@ -118,7 +118,7 @@ def explain(model: Any, prompt: list[int], expected: list[int], difference: dict
         (i for i, (a, b) in enumerate(zip(ours, expected, strict=False)) if a != b), min(map(len, (ours, expected)))
     )
     with torch.inference_mode():
-        logits = model(torch.tensor([prompt + expected[:place]])).logits[0, -1]
+        logits = model(torch.tensor([prompt + expected[:place]], device=model.device)).logits[0, -1]
     best = logits.topk(2)
     return {"first_difference": place, "best_ids": best.indices.tolist(), "best_logits": best.values.tolist()}
 

@@ -120,7 +120,7 @@ async def test_case_16_logprobs_are_the_targets_own(cluster: Cluster, tiny_model
         for answer in await answers(cluster, logprobs=2, temperature=temperature, seed=5, repetition_penalty=1.2):
             ids = tokenizer(PROMPT)["input_ids"] + list(answer.token_ids)
             with torch.inference_mode():
-                expected = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+                expected = model(torch.tensor([ids], device=model.device)).logits[0].log_softmax(-1)
             first = len(ids) - len(answer.token_ids)
             for place, (token, entry) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
                 row = expected[first + place - 1]
@@ -139,7 +139,7 @@ async def test_logprobs_under_rejection_belong_to_the_emitted_tokens(cluster: Cl
         )
         ids = tokenizer(PROMPT)["input_ids"] + list(answer.token_ids)
         with torch.inference_mode():
-            expected = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+            expected = model(torch.tensor([ids], device=model.device)).logits[0].log_softmax(-1)
         first = len(ids) - len(answer.token_ids)
         own = [expected[first + i - 1, token].item() for i, token in enumerate(answer.token_ids)]
         assert [entry.logprob for entry in answer.logprobs] == pytest.approx(own, abs=1e-4)

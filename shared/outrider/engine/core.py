@@ -15,6 +15,7 @@ from outrider.engine.schedule import Demand, schedule
 from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply, Request, Session, SessionTable
 from outrider.errors import InvalidArgument, ResourceExhausted
 from outrider.protocol.items import Advance, Close, Closed, Failed, FailureCode, Open, Opened, Propose, Verify
+from outrider.sampling.distribution import UnusableLogits
 from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -54,7 +55,10 @@ class ReplicaCore(ABC, Generic[Work]):
     def finish_step(
         self, sessions: Sequence[Session[Work]], logits: torch.Tensor, started: float
     ) -> list[tuple[ReplicaPeer, Reply]]:
-        """Use the logits [rows, width] of the sessions' last feeds; the replies of the rounds that are done."""
+        """Use the logits [rows, width] of the sessions' last feeds; the replies of the rounds that are done.
+
+        Raises UnusableLogits before it changes anything.
+        """
 
     # The device thread's interface (`outrider.engine.worker.Core`)
 
@@ -90,7 +94,7 @@ class ReplicaCore(ABC, Generic[Work]):
         finishing = [session for session, grant in granted if self._completes(session, grant)]
         try:
             logits = self.engine.forward([self._feed(session, grant) for session, grant in granted])
-            return self.finish_step(finishing, logits, started) if finishing else []
+            return self._finish(finishing, logits, started)
         except Exception as error:
             log.exception("a step of %d sessions failed", len(granted))
             return [self.fail(session, error) for session, _ in granted]
@@ -104,6 +108,23 @@ class ReplicaCore(ABC, Generic[Work]):
         self.sessions.expire(now)
 
     # Inside
+
+    def _finish(
+        self, sessions: Sequence[Session[Work]], logits: torch.Tensor, started: float
+    ) -> list[tuple[ReplicaPeer, Reply]]:
+        """Finish the sessions' rounds; logits that allow no token (NaN) fail their own session only."""
+        if not sessions:
+            return []
+        try:
+            return self.finish_step(sessions, logits, started)
+        except UnusableLogits as error:
+            pieces = torch.split(logits, [1 + self.demand(session).tree for session in sessions])
+            good = [entry for entry in range(len(sessions)) if entry not in error.entries]
+            replies = [self.fail(sessions[entry], error) for entry in error.entries]
+            if good:
+                rows = torch.cat([pieces[entry] for entry in good])
+                replies += self._finish([sessions[entry] for entry in good], rows, started)
+            return replies
 
     def _dispatch(self, peer: ReplicaPeer, item: Request) -> Reply | None:
         match item:

@@ -40,8 +40,6 @@ class Guess:
     @property
     def proposal(self) -> Proposal:
         """What has been guessed."""
-        if not self.tokens:
-            return NO_PROPOSAL
         return Proposal(TokenTree.chain(self.tokens), Source.MODEL, tuple(self.q))
 
 
@@ -86,10 +84,9 @@ class DraftCore(ReplicaCore[Guess]):
         for session, drafted in zip(sessions, draft_rows(logits, rows), strict=True):
             guess = session.work
             assert guess is not None
-            if drafted is not None:
-                guess.add(drafted)
-            # Nothing can follow a stop token, nor logits that allow no token.
-            if drafted is None or guess.full or drafted.token in session.stop_token_ids:
+            guess.add(drafted)
+            # Nothing can follow a stop token.
+            if guess.full or drafted.token in session.stop_token_ids:
                 session.work = None
                 replies.append((session.peer, Drafted(session.key, guess.proposal)))
         return replies

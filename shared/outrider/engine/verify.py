@@ -14,7 +14,6 @@ from outrider.engine.schedule import Demand
 from outrider.engine.sessions import ReplicaPeer, Reply, Session
 from outrider.errors import InvalidArgument
 from outrider.protocol.items import Propose, Verified, Verify
-from outrider.sampling.distribution import UnusableLogits
 from outrider.sampling.verify import VerifyRows, verify_rows
 
 
@@ -45,29 +44,11 @@ class VerifyCore(ReplicaCore[VerifyRows]):
     def finish_step(
         self, sessions: Sequence[Session[VerifyRows]], logits: torch.Tensor, started: float
     ) -> list[tuple[ReplicaPeer, Reply]]:
-        """Judge all sessions' rows at once. Logits that allow no token (NaN) fail their own session only."""
-        work = [session.work for session in sessions if session.work is not None]
-        try:
-            verdicts = verify_rows(logits, work)
-        except UnusableLogits as error:
-            return self._finish_without(error, sessions, logits, started)
+        """Judge all sessions' rows at once."""
+        verdicts = verify_rows(logits, [session.work for session in sessions if session.work is not None])
         microseconds = int((time.perf_counter() - started) * 1e6)
         replies: list[tuple[ReplicaPeer, Reply]] = []
         for session, verdict in zip(sessions, verdicts, strict=True):
             session.work = None
             replies.append((session.peer, Verified(session.key, replace(verdict, step_microseconds=microseconds))))
-        return replies
-
-    def _finish_without(
-        self, error: UnusableLogits, sessions: Sequence[Session[VerifyRows]], logits: torch.Tensor, started: float
-    ) -> list[tuple[ReplicaPeer, Reply]]:
-        """Fail the sessions an error names; finish the others."""
-        failed = [sessions[entry] for entry in error.entries]
-        sizes = [len(session.work) for session in sessions if session.work is not None]
-        pieces = torch.split(logits, sizes)
-        good = [entry for entry in range(len(sessions)) if entry not in error.entries]
-        replies = [self.fail(session, error) for session in failed]
-        if good:
-            rows = torch.cat([pieces[entry] for entry in good])
-            replies += self.finish_step([sessions[entry] for entry in good], rows, started)
         return replies

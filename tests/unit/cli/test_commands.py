@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -143,6 +145,23 @@ def test_values_that_only_the_wire_refuses_are_errors_too() -> None:
 
 def test_a_terminal_is_protected_from_control_sequences() -> None:
     assert terminal.printable("a\x1b[2Jb\n\tü\u200b") == "a\ufffd[2Jb\n\tü\ufffd"
+
+
+def test_a_reader_that_goes_away_ends_the_answer_quietly() -> None:
+    async def forever(request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        while True:
+            yield delta("word ", 1)
+
+    with serve_double(forever) as (address, double):
+        command = [sys.executable, "-m", "outrider_cli", "generate", "hi", "--address", address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.read(5) == b"word "
+            process.stdout.close()
+            assert process.wait(WAIT_S) == 1
+            assert process.stderr.read() == b""
+        assert double.cancelled.wait(WAIT_S)
 
 
 # info
