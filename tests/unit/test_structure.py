@@ -93,6 +93,12 @@ def test_documents_name_only_what_exists(document: Path) -> None:
     assert [name for name in names if not exists(name, document.parent)] == []
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_link_only_to_what_exists(document: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", document.read_text(encoding="utf-8"))
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
 @pytest.mark.parametrize(
     ("name", "real"),
     [
@@ -103,9 +109,13 @@ def test_documents_name_only_what_exists(document: Path) -> None:
         ("acceptance/tree.py", True),
         ("shared/outrider/no_such_file.py", False),
         ("outrider.text.Tokenizer.decode", True),
+        ("outrider.text.Tokenizer.push", False),
+        ("outrider.acceptance.params.SamplingParams.min_p", True),
         ("outrider.acceptance.accept.accept", True),
         ("outrider_coordinator.no_such_module", False),
+        ("outrider.text.detokenizer.no_such_name", False),
         ("pip install", True),
+        ("argmax(log p + G)", True),
     ],
 )
 def test_the_check_of_documents_tells_real_names_from_others(name: str, real: bool) -> None:
@@ -114,7 +124,7 @@ def test_the_check_of_documents_tells_real_names_from_others(name: str, real: bo
 
 def exists(name: str, folder: Path) -> bool:
     """False if `name` looks like something of the repository that is not there; commands and values pass."""
-    if re.fullmatch(r"[\w.]+\(.*\)", name):
+    if re.fullmatch(r"[\w.]+\((\w+(, \w+)*)?\)", name):
         return name.partition("(")[0].split(".")[-1] in definitions()
     if re.fullmatch(r"[\w.-]+(/[\w.-]+)+\.(py|proto|sh|md|toml|ya?ml|txt)", name):
         return any((base / name).exists() for base in (ROOT, folder, *ROOT.glob("shared/outrider"), ROOT / "services"))
@@ -132,13 +142,29 @@ def definitions() -> set[str]:
 
 
 def resolves(name: str) -> bool:
-    """True for a module, for what a module's or package's own text names, and for a member of such a thing."""
-    *parts, last = name.split(".")
-    for base in (ROOT / "shared", ROOT / "services"):
-        place = base.joinpath(*parts)
-        if (place / last).is_dir() or (place / f"{last}.py").is_file():
-            return True
-        for file in (place / "__init__.py", place.with_suffix(".py")):
-            if file.is_file() and re.search(rf"\b{last}\b", file.read_text(encoding="utf-8")):
-                return True
-    return len(parts) > 1 and last in definitions() and resolves(".".join(parts))
+    """True for a package or module, for what is bound in it, and for a member of a class in it."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        for base in (ROOT / "shared", ROOT / "services"):
+            place = base.joinpath(*parts[:length])
+            if (file := place.with_suffix(".py")).is_file() or (file := place / "__init__.py").is_file():
+                return binds(ast.parse(file.read_text(encoding="utf-8")), parts[length:])
+    return False
+
+
+def binds(scope: ast.AST, path: list[str]) -> bool:
+    """True if `path` leads from a module or class to something that its own text defines or imports."""
+    if not path:
+        return True
+    for node in ast.iter_child_nodes(scope):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                if name == path[0]:
+                    return binds(node, path[1:])
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                if [name] == path:
+                    return True
+            case ast.ImportFrom(module=str(module), names=names):
+                if path[0] in [alias.asname or alias.name for alias in names]:
+                    return resolves(".".join([module, *path]))
+    return False

@@ -58,7 +58,7 @@ class GenerationDouble(generation_pb2_grpc.GenerationServiceServicer):
             async with errors_as_status(context):
                 async for response in self.script(request, context):
                     yield response
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # while it waits, or while a delta is being sent
             self.cancelled.set()
             raise
 
