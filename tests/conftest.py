@@ -1,4 +1,4 @@
-"""Fixtures that every test directory shares."""
+"""What every test shares: tiny models, one torch thread, repeatable property tests."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import settings
 
 from tests.tiny_models import save_model
 
 TinyModel = Callable[..., Path]
+
+# Property tests draw the same examples in every run, and a busy machine does not fail them.
+settings.register_profile("outrider", deadline=None, derandomize=True)
+settings.load_profile("outrider")
+
+# Tiny tensors by the thousand: one thread is faster than handing each of them to several.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,8 @@ from scipy import stats
 from tests.cluster import Cluster
 from tests.reference import load_reference
 
-PROMPT = "again and again and again"
-TOP_K = 4
-TOKENS = 3
+TOP_K = 3
+TOKENS = 4
 CONCURRENCY = 48
 
 
@@ -34,11 +33,25 @@ class Measured:
     acceptance_rate: float | None
 
 
-def expected_answers(target: Path) -> dict[tuple[int, ...], float]:
-    """Probability of every answer of `TOKENS` tokens at temperature 1 and top_k `TOP_K`, from transformers' logits."""
+def choose_prompt(target: Path) -> list[int]:
+    """A prompt that ends as it began, where the token that followed the beginning is one of the target's likeliest.
+
+    So an n-gram guess is neither always wrong nor always right.
+    """
     model, tokenizer = load_reference(target)
+    start, middle = tokenizer("again and")["input_ids"], tokenizer(" the lazy dog")["input_ids"]
+    candidates = torch.tensor([[*start, token, *middle, *start] for token in range(3, len(tokenizer))])
+    with torch.inference_mode():
+        logits = model(candidates.to(model.device)).logits[:, -1, : len(tokenizer)]
+    second_best = logits.topk(2).indices[:, 1].cpu()
+    place = int((second_best == torch.arange(3, len(tokenizer))).nonzero()[0])
+    return list(candidates[place].tolist())
+
+
+def expected_answers(target: Path, prompt: list[int]) -> dict[tuple[int, ...], float]:
+    """Probability of every answer of `TOKENS` tokens at temperature 1 and top_k `TOP_K`, from transformers' logits."""
+    model, _ = load_reference(target)
     answers: dict[tuple[int, ...], float] = {(): 1.0}
-    prompt = tokenizer(PROMPT)["input_ids"]
     for _ in range(TOKENS):
         longer: dict[tuple[int, ...], float] = {}
         for answer, probability in answers.items():
@@ -54,6 +67,7 @@ def expected_answers(target: Path) -> dict[tuple[int, ...], float]:
 async def measure(cluster: Cluster, target: Path, answers: int, *, rule: str, drafter: str, seed: int) -> Measured:
     """Ask `answers` times with seeds of their own, many at once, and compare what came with what is expected."""
     seeds = itertools.count(seed << 32)
+    prompt = choose_prompt(target)
     counts: Counter[tuple[int, ...]] = Counter()
     proposed = accepted = 0
 
@@ -61,7 +75,7 @@ async def measure(cluster: Cluster, target: Path, answers: int, *, rule: str, dr
         nonlocal proposed, accepted
         options: dict[str, Any] = {"temperature": 1.0, "top_k": TOP_K, "max_tokens": TOKENS, "ignore_eos": True}
         answer = await cluster.generate(
-            PROMPT, rule=rule, drafter=drafter, max_draft_tokens=TOKENS - 1, seed=next(seeds), **options
+            prompt, rule=rule, drafter=drafter, max_draft_tokens=TOKENS - 1, seed=next(seeds), **options
         )
         counts[answer.token_ids] += 1
         proposed += answer.speculation.proposed_tokens
@@ -72,7 +86,7 @@ async def measure(cluster: Cluster, target: Path, answers: int, *, rule: str, dr
             await ask()
 
     await asyncio.gather(*(worker(answers // CONCURRENCY) for _ in range(CONCURRENCY)))
-    return judge(counts, expected_answers(target), accepted / proposed if proposed else None)
+    return judge(counts, expected_answers(target, prompt), accepted / proposed if proposed else None)
 
 
 def judge(

@@ -21,7 +21,7 @@ class InvalidArgument(OutriderError):
     limit: str
 
     def __str__(self) -> str:
-        return f"{self.field} is {_shorten(self.value)}, but must be {self.limit}"
+        return f"{self.field} is {shorten(self.value)}, but must be {self.limit}"
 
 
 @dataclass(eq=False)
@@ -67,6 +67,7 @@ class ConfigError(OutriderError):
     """A setting that is unknown or wrong; found at start-up."""
 
 
-def _shorten(value: object, limit: int = 80) -> str:
+def shorten(value: object, limit: int = 80) -> str:
+    """A value as an error shows it: its repr, cut to `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.distribution RULE [--answers 80000]
 
-A tiny random Llama, three tokens at temperature 1 and top_k 4: 64 possible answers, whose probabilities come from
+A tiny random Llama, four tokens at temperature 1 and top_k 3: 81 possible answers, whose probabilities come from
 transformers' logits in float64. Every request has a seed of its own.
 """
 

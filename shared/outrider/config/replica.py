@@ -19,7 +19,9 @@ class ReplicaSettings(Settings):
     )
     device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto is cuda if there is one.")
     revision: str | None = Field(None, description="Revision of a hub model.")
-    trust_remote_code: bool = Field(False, description="Run Python code that the model brings. Off: refuse such models.")
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that the model brings. Off: refuse such models."
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads for tensor work; default: as many as cores.")
     listen: str = Field("127.0.0.1:0", description="Address to serve on, host:port; port 0 picks a free one.")
     kv_tokens: int | None = Field(

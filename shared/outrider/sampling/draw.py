@@ -7,7 +7,7 @@ from torch import Tensor
 
 from outrider.sampling.noise import GUMBEL_RANGE, gumbel_of, gumbel_of_all
 
-CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
+CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 25}
 """Noise takes about 60 bytes an element while it is made, so it is made for so many elements at a time."""
 
 
@@ -16,7 +16,7 @@ def draw(scores: Tensor, keys: Tensor) -> Tensor:
 
     A row's draw depends on its own scores and key alone, not on its neighbours.
     """
-    limit = CHUNK_ELEMENTS.get(scores.device.type, 1 << 20)
+    limit = CHUNK_ELEMENTS.get(scores.device.type, 1 << 17)
     rows = max(1, limit // scores.shape[1])
     chunks = [_draw_chunk(scores[i : i + rows], keys[i : i + rows]) for i in range(0, len(scores), rows)]
     return torch.cat(chunks) if len(chunks) != 1 else chunks[0]

@@ -51,14 +51,16 @@ def gumbel(seeds: Tensor, positions: Tensor, base_lengths: Tensor, domain: Domai
 def gumbel_of_all(keys: Tensor, vocabulary_size: int) -> Tensor:
     """[R, V] float32 noise of every token under `keys` [R, 5]."""
     lanes = torch.arange((vocabulary_size + 3) // 4, device=keys.device).unsqueeze(0)
-    words = torch.stack(_words(lanes, keys), dim=-1)
-    return _gumbel_of_words(words.view(len(keys), -1)[:, :vocabulary_size])
+    noise = torch.empty(len(keys), lanes.shape[1], 4, dtype=torch.float32, device=keys.device)
+    for place, word in enumerate(_words(lanes, keys)):
+        noise[:, :, place] = _gumbel_of_words(word)
+    return noise.view(len(keys), -1)[:, :vocabulary_size]
 
 
 def gumbel_of(keys: Tensor, tokens: Tensor) -> Tensor:
     """[R, N] float32 noise of `tokens` [R, N] alone, under `keys` [R, 5]: the same numbers as `gumbel_of_all` has."""
     words = torch.stack(_words(tokens >> 2, keys), dim=-1)
-    return _gumbel_of_words(words.gather(-1, (tokens & 3).unsqueeze(-1)).squeeze(-1))
+    return _gumbel_of_words(words.gather(-1, (tokens & 3).unsqueeze(-1)).squeeze(-1)).to(torch.float32)
 
 
 def _words(lanes: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
@@ -69,4 +71,4 @@ def _words(lanes: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
 def _gumbel_of_words(words: Tensor) -> Tensor:
     # Logarithms in float64, then rounded, so that CPU and CUDA agree.
     uniform = words.to(torch.float64).add_(0.5).mul_(2.0**-32)
-    return uniform.log_().neg_().log_().neg_().to(torch.float32)
+    return uniform.log_().neg_().log_().neg_()
