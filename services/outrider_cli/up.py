@@ -19,6 +19,8 @@ from outrider_cli.cluster import LocalCluster
 from outrider_cli.terminal import err, errors_reported, note, print_json, say
 
 _ADVANCED = "Advanced"
+_SHARED_MEMORY = ("--memory-fraction", "0.4")
+"""Verifier and draft size their KV caches by the same free memory, at about the same moment."""
 _printing = threading.Lock()
 """A log line that is printed while the spinner goes away would bring it back."""
 
@@ -78,8 +80,8 @@ def up(
         device=device,
         listen=f"{host}:{port}",
         coordinator_flags=[*flags, *shlex.split(coordinator_flags)],
-        verifier_flags=shlex.split(verifier_flags),
-        draft_flags=shlex.split(draft_flags),
+        verifier_flags=[*_SHARED_MEMORY, *shlex.split(verifier_flags)],
+        draft_flags=[*_SHARED_MEMORY, *shlex.split(draft_flags)],
         with_draft=with_draft,
         start_timeout_s=start_timeout,
         log=_show_log,

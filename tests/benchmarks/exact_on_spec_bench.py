@@ -26,6 +26,7 @@ from tests.cluster import Cluster, running_cluster
 from tests.reference import greedy, load_reference
 
 CONCURRENT = 8
+DRAFTS = ["none", "ngram", "layers", "noise"]
 
 
 def main() -> None:
@@ -36,9 +37,10 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--draft-layers", type=int, default=6)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--drafts", nargs="+", default=DRAFTS, choices=DRAFTS, help="what guesses")
     arguments = parser.parse_args()
     result = asyncio.run(run(arguments))
-    path = save(f"exact_on_spec_bench_{arguments.device}", result)
+    path = save("_".join(["exact_on_spec_bench", arguments.device, *arguments.drafts]), result)
     print(path)
     for row in result["runs"]:
         print({key: value for key, value in row.items() if key != "differences"}, len(row["differences"]), "differ")
@@ -57,18 +59,17 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     replica = {"device": arguments.device, "kv_tokens": 32768, "max_batch_tokens": 512}
     with tempfile.TemporaryDirectory() as noise:
         save_noise(arguments.model, Path(noise))
-        for name, draft, settings, drafters in (
-            ("own layers", arguments.model, {"layers": arguments.draft_layers}, ["none", "ngram", "model"]),
-            ("noise", Path(noise), {}, ["model"]),
-        ):
+        drafts = {"layers": (arguments.model, {"layers": arguments.draft_layers}), "noise": (Path(noise), {})}
+        for name in arguments.drafts:
+            draft, settings = drafts.get(name, drafts["noise"])
             async with running_cluster(
                 arguments.model, draft, verifier=replica, draft=replica | settings, draft_timeout_s=30.0
             ) as cluster:
-                for drafter in drafters:
-                    for together in (1, CONCURRENT):
-                        row = await answer_all(cluster, prompts, expected, drafter, together, arguments.max_tokens)
-                        runs.append({"draft": name if drafter == "model" else None, **row})
-                        print({k: v for k, v in runs[-1].items() if k != "differences"}, flush=True)
+                for together in (1, CONCURRENT):
+                    drafter = "model" if name in drafts else name
+                    row = await answer_all(cluster, prompts, expected, drafter, together, arguments.max_tokens)
+                    runs.append({"draft": name, **row})
+                    print({k: v for k, v in runs[-1].items() if k != "differences"}, flush=True)
     for row in runs:
         for difference in row["differences"]:
             difference |= explain(model, prompts[difference["question"]], expected[difference["question"]], difference)

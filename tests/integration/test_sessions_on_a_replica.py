@@ -226,3 +226,25 @@ async def test_case_21_a_draft_refuses_what_outgrows_its_context(tiny_model: Tin
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await replica.stop()
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+async def test_case_07_two_holders_of_the_target_cannot_draw_differently(
+    link: ReplicaLink[Any, Any], tiny_model: TinyModel, rule: Rule
+) -> None:
+    """Draws are a function of seed and position, and acceptance is decided in one place, the coordinator."""
+    replica, address = await start_verifier(tiny_model("llama"))
+    other, task = await connect(codec.VERIFIER, address)
+    sampled = SamplingParams(temperature=0.9)
+    proposal = Proposal(TokenTree.chain((40, 41, 42)), Source.MODEL)
+    for seed in range(20):
+        verdicts = []
+        for holder in (link, other):
+            await call(holder, opening(50, [5, 6, 7], epoch=1 + seed, params=sampled, rule=rule, seed=seed))
+            reply = await call(holder, Verify(Key(50, 1 + seed, 3), 3, (), proposal))
+            verdicts.append((reply.verdict.next_tokens, reply.verdict.thresholds))
+        assert verdicts[0] == verdicts[1]
+    link.tell(Close(Key(50, 20, 3)))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await replica.stop()

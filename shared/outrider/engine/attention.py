@@ -70,6 +70,10 @@ class PagedAttention:
     def __init__(self, store: KvStore, batch: Batch) -> None:
         self._store = store
         self._batch = batch
+        self._on_cpu = store.device.type == "cpu"
+        # The step is for results that are equal to the last bit, which other dtypes do not give anyway; without it,
+        # no session ever reads a slot that is not its own.
+        self._step = CONTEXT_STEP if self._on_cpu and store.dtype == torch.float32 else 1
         self._parts: dict[tuple[int | None, int, bool], list[_Part]] = {}
 
     def __call__(
@@ -96,10 +100,9 @@ class PagedAttention:
         return self._parts[kind]
 
     def _part(self, span: Span, window: int | None, groups: int, plain: bool) -> _Part:
-        on_cpu = self._store.device.type == "cpu"
-        context = span.context(window, CONTEXT_STEP if on_cpu else 1)
+        context = span.context(window, self._step)
         rows = slice(span.start, span.stop)
-        if plain and (not on_cpu or len(span.feed) > MAX_ROWS):
+        if plain and (not self._on_cpu or len(span.feed) > MAX_ROWS):
             return _Part(rows, context.slots, context.mask, None)
         bias = make_bias(context, len(span.feed), groups, self._store.dtype, self._store.device)
         return _Part(rows, context.slots, None, bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -28,19 +29,16 @@ class TransformersDecoder:
 
     def __init__(self, module: PreTrainedModel) -> None:
         self._module = module
+        self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         module.config.pad_token_id = None  # some models search the input for it, only to warn
 
     def __call__(self, batch: Batch, attention: Attention) -> Tensor:
         """See `Decoder`."""
         with running(attention):
-            output = self._module(
-                input_ids=batch.input_ids,
-                position_ids=batch.position_ids,
-                use_cache=False,
-                logits_to_keep=batch.logit_rows,
-            )
+            keep = {"logits_to_keep": batch.logit_rows} if self._keeps_rows else {}
+            output = self._module(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **keep)
         logits: Tensor = output.logits[0]
-        return logits
+        return logits if self._keeps_rows else logits[batch.logit_rows]
 
 
 def make_decoder(module: PreTrainedModel, calls: Mapping[int, LayerCall]) -> Decoder:

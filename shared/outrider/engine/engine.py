@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from outrider.engine.attention import NAME, PagedAttention
+from outrider.acceptance.tree import TokenTree
+from outrider.engine.attention import PagedAttention
 from outrider.engine.batch import Batch, Feed
 from outrider.engine.blocks import BlockPool
 from outrider.engine.decoder import make_decoder
 from outrider.engine.kernels import CONTEXT_STEP
-from outrider.engine.kv import KvStore, SlotMoves
-from outrider.engine.memory import default_kv_bytes
+from outrider.engine.kv import KvStore, LayerShape, SlotMoves
+from outrider.engine.memory import GIB, default_kv_bytes
 from outrider.engine.model import LoadedModel
 from outrider.engine.options import EngineOptions
 from outrider.engine.probe import probe_calls
+from outrider.engine.selfcheck import CHECK_LENGTH, SelfCheck
 from outrider.engine.sequence import KvSequence
 from outrider.errors import InvalidArgument, ModelLoadError, ResourceExhausted
 
@@ -31,21 +33,15 @@ class Engine:
         """Take over `loaded`, whose attention is replaced. Raises ModelLoadError if the model cannot be served."""
         self.options = options or EngineOptions()
         self.device = loaded.device
-        loaded.module.set_attn_implementation(NAME)
-        layers = loaded.module.config.get_text_config().num_hidden_layers
-        calls = probe_calls(loaded.module, layers, self.device)
-        shapes = {layer: call.shape for layer, call in calls.items()}
-        token_bytes = sum(shape.elements for shape in shapes.values()) * loaded.dtype.itemsize
-        size = self.options.block_size
-        blocks = self._kv_tokens(token_bytes) // size
-        if blocks < 1:
-            raise ModelLoadError(f"there is no memory left for a KV cache ({token_bytes} bytes a token)")
+        check = SelfCheck.of(loaded.module, loaded.info.vocabulary_size)
+        calls = probe_calls(loaded.module, self.device)
         self._decoder = make_decoder(loaded.module, calls)
-        self._store = KvStore(shapes, blocks * size + CONTEXT_STEP, dtype=loaded.dtype, device=self.device)
-        self._pool = BlockPool(blocks, size)
+        self._store, self._pool = self._make_cache({layer: call.shape for layer, call in calls.items()}, loaded.dtype)
         self._moves = SlotMoves()
         context_length = min(loaded.info.context_length, self.capacity_tokens)
         self.info = dataclasses.replace(loaded.info, context_length=context_length)
+        if check is not None and context_length >= CHECK_LENGTH:
+            check.check(self._run_check)
 
     @property
     def capacity_tokens(self) -> int:
@@ -87,20 +83,40 @@ class Engine:
             assert not feed.sequence.tree.tokens, "align before the next pass"
             feed.sequence.check_room(len(feed))
         try:
-            logits = self._compute(feeds)
+            return self._advance(feeds)
         except torch.OutOfMemoryError as error:
             raise ResourceExhausted(f"the device ran out of memory over {total} tokens: {error}") from error
+
+    @torch.inference_mode()
+    def _advance(self, feeds: Sequence[Feed]) -> Tensor:
+        self._store.apply(self._moves)
+        batch = Batch.of(feeds, self.device)
+        logits = self._decoder(batch, PagedAttention(self._store, batch))
         for feed in feeds:
             feed.sequence.extend(feed.tokens, feed.tree)
         return logits
 
-    @torch.inference_mode()
-    def _compute(self, feeds: Sequence[Feed]) -> Tensor:
-        self._store.apply(self._moves)
-        batch = Batch.of(feeds, self.device)
-        return self._decoder(batch, PagedAttention(self._store, batch))
+    def _make_cache(self, shapes: Mapping[int, LayerShape], dtype: torch.dtype) -> tuple[KvStore, BlockPool]:
+        """As many blocks as the options or the memory allow. Raises ModelLoadError if that is none."""
+        token_bytes = sum(shape.elements for shape in shapes.values()) * dtype.itemsize
+        tokens = self.options.kv_tokens
+        if tokens is None:
+            tokens = default_kv_bytes(self.device, self.options.memory_fraction) // token_bytes
+        size = self.options.block_size
+        blocks = tokens // size
+        if blocks < 1:
+            raise ModelLoadError(f"there is no room for a KV cache of a single block ({size} x {token_bytes} bytes)")
+        try:
+            store = KvStore(shapes, blocks * size + CONTEXT_STEP, dtype=dtype, device=self.device)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            wanted = blocks * size * token_bytes / GIB
+            raise ModelLoadError(f"a KV cache of {tokens} tokens takes {wanted:.1f} GiB: {error}") from error
+        return store, BlockPool(blocks, size)
 
-    def _kv_tokens(self, token_bytes: int) -> int:
-        if self.options.kv_tokens is not None:
-            return self.options.kv_tokens
-        return default_kv_bytes(self.device, self.options.memory_fraction) // token_bytes
+    def _run_check(self, first: Sequence[int], second: Sequence[int], tree: TokenTree) -> Tensor:
+        sequence = self.open([*first, *second], len(first) + len(second) + len(tree), salt="self-check")
+        try:
+            self._advance([Feed(sequence, first, want_logits=False)])
+            return self._advance([Feed(sequence, second, tree)])
+        finally:
+            self.close(sequence)

@@ -189,7 +189,9 @@ def _context_length(config: Any) -> int:
     Rotary embeddings that change their frequencies with the longest position in the batch would let one session
     change another's result, so with those a context ends where the change begins.
     """
-    length = int(config.max_position_embeddings)
+    length = int(getattr(config, "max_position_embeddings", None) or 0)
+    if length < 1:
+        raise ModelLoadError(f"{config.model_type} does not say how many positions it knows (max_position_embeddings)")
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if rope.get("rope_type", rope.get("type")) == "longrope":
         original = rope.get("original_max_position_embeddings") or getattr(

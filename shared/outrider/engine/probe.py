@@ -1,4 +1,4 @@
-"""Finding out what a model caches and checking that the engine computes what the model's own code does."""
+"""Finding out how a model's layers call their attention."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
-from outrider.engine.attention import running
+from outrider.engine.attention import NAME, running
 from outrider.engine.kv import LayerShape
 from outrider.engine.support import HONOURED, check_attention_arguments
 from outrider.errors import ModelLoadError
@@ -43,11 +44,13 @@ class CallProbe:
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2)
 
 
-def probe_calls(module: nn.Module, layers: int, device: torch.device) -> dict[int, LayerCall]:
-    """What each attention layer caches and asks for, found by a pass over one token.
+def probe_calls(module: PreTrainedModel, device: torch.device) -> dict[int, LayerCall]:
+    """Replace the module's attention by the running one, and find how each layer calls it by a pass over one token.
 
-    Raises ModelLoadError unless each of the `layers` layers attends once, through the attention interface.
+    Raises ModelLoadError unless each layer attends once, through transformers' attention interface.
     """
+    module.set_attn_implementation(NAME)
+    layers = module.config.get_text_config().num_hidden_layers
     probe = CallProbe()
     token = torch.zeros((1, 1), dtype=torch.int64, device=device)
     with torch.inference_mode(), running(probe):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import grpc.aio
 import torch
+from transformers.utils import logging as transformers_logging
 
 from outrider.config.replica import ReplicaSettings
 from outrider.engine.core import ReplicaCore
@@ -33,6 +35,7 @@ def load(settings: ReplicaSettings) -> tuple[LoadedModel, Engine]:
     """Load the model and make room for its KV. Blocks for seconds to minutes; raises ModelLoadError."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
+    _quieten_transformers()
     options = ModelOptions(
         model=settings.model,
         dtype=settings.dtype,
@@ -54,6 +57,13 @@ def load(settings: ReplicaSettings) -> tuple[LoadedModel, Engine]:
     )
     log.info("%s on %s: KV cache of %d tokens", engine.info.name, engine.info.device, engine.capacity_tokens)
     return loaded, engine
+
+
+def _quieten_transformers() -> None:
+    """Progress bars belong on terminals; and an early-exit draft leaves weights unused on purpose."""
+    transformers_logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()
 
 
 class Replica:

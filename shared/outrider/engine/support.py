@@ -32,8 +32,6 @@ def check_config(config: Any) -> None:
     others = sorted(set(getattr(text, "layer_types", None) or ()) - LAYER_TYPES)
     if others:
         raise ModelLoadError(f"{kind} has layers of the kind {', '.join(others)}; only softmax attention can be served")
-    if not getattr(text, "max_position_embeddings", None):
-        raise ModelLoadError(f"{kind} does not say how many positions it knows (max_position_embeddings)")
 
 
 def check_model_class(module: nn.Module) -> None:

@@ -1,0 +1,213 @@
+"""BlockPool against a simple model of it: no leak, no double use, reservations honoured, salts kept apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from outrider.engine.blocks import BlockPool, chain_digest, root_digest
+from outrider.engine.runs import FreeRuns
+from outrider.errors import ResourceExhausted
+
+BLOCKS = 12
+SIZE = 2
+
+salts = st.sampled_from(["", "tenant"])
+texts = st.lists(st.integers(0, 1), max_size=BLOCKS * SIZE)
+
+
+def digests_of(tokens: list[int], salt: str) -> list[bytes]:
+    digests = [root_digest(salt)]
+    for start in range(0, len(tokens) // SIZE * SIZE, SIZE):
+        digests.append(chain_digest(digests[-1], tokens[start : start + SIZE]))
+    return digests[1:]
+
+
+@dataclass
+class Holding:
+    """What one session holds: its blocks, and of how many the content is published."""
+
+    salt: str
+    tokens: list[int]
+    blocks: list[int]
+    published: int
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """The model: which session holds which blocks, and what was ever written to each block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(BLOCKS, SIZE)
+        self.holdings: list[Holding] = []
+        self.content: dict[int, tuple[str, tuple[int, ...]]] = {}
+
+    @rule(tokens=texts, salt=salts, extra=st.integers(0, BLOCKS))
+    def open(self, tokens: list[int], salt: str, extra: int) -> None:
+        shared = self.pool.match(digests_of(tokens, salt))
+        for index, block in enumerate(shared):
+            assert self.content[block] == (salt, tuple(tokens[: (index + 1) * SIZE]))
+        fresh = max(len(tokens) // SIZE - len(shared), 0) + extra
+        held = {block for holding in self.holdings for block in holding.blocks}
+        room = BLOCKS - len(held | set(shared))
+        if fresh > room:
+            before = self.pool.available
+            with pytest.raises(ResourceExhausted):
+                self.pool.acquire(shared, fresh)
+            assert self.pool.available == before
+            return
+        taken = self.pool.acquire(shared, fresh)
+        assert len(set(taken)) == fresh
+        assert not set(taken) & (held | set(shared))
+        holding = Holding(salt, tokens, [*shared, *taken], len(shared))
+        for index in range(len(shared), len(tokens) // SIZE):
+            self.content[holding.blocks[index]] = (salt, tuple(tokens[: (index + 1) * SIZE]))
+        self.holdings.append(holding)
+
+    @precondition(lambda self: self.holdings)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        holding = data.draw(st.sampled_from(self.holdings))
+        digests = digests_of(holding.tokens, holding.salt)
+        for index in range(holding.published, len(digests)):
+            self.pool.publish(holding.blocks[index], digests[index])
+        holding.published = len(digests)
+
+    @precondition(lambda self: self.holdings)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        holding = self.holdings.pop(data.draw(st.integers(0, len(self.holdings) - 1)))
+        self.pool.release(holding.blocks)
+
+    @precondition(lambda self: self.holdings)
+    @rule(data=st.data())
+    def take_back(self, data: st.DataObject) -> None:
+        """Roll a session back by its last published block, and let it write something else there."""
+        holding = data.draw(st.sampled_from(self.holdings))
+        if not holding.published:
+            return
+        index = holding.published - 1
+        block = holding.blocks[index]
+        holders = sum(block in other.blocks for other in self.holdings)
+        assert self.pool.is_shared(block) == (holders > 1)
+        if holders > 1:
+            if not self.pool.available:
+                return
+            (replacement,) = self.pool.acquire((), 1)
+            self.pool.release([block])
+            holding.blocks[index] = replacement
+        else:
+            self.pool.unpublish(block)
+        holding.published = index
+        holding.tokens = [*holding.tokens[: index * SIZE], *(1 - token for token in holding.tokens[index * SIZE :])]
+        for later in range(index, len(holding.tokens) // SIZE):
+            prefix = tuple(holding.tokens[: (later + 1) * SIZE])
+            self.content[holding.blocks[later]] = (holding.salt, prefix)
+
+    @invariant()
+    def every_block_is_accounted_for(self) -> None:
+        held = {block for holding in self.holdings for block in holding.blocks}
+        assert self.pool.available == BLOCKS - len(held)
+
+    @invariant()
+    def a_private_block_is_held_once(self) -> None:
+        private = [block for holding in self.holdings for block in holding.blocks[holding.published :]]
+        assert len(private) == len(set(private))
+        assert not set(private) & {b for holding in self.holdings for b in holding.blocks[: holding.published]}
+
+    def teardown(self) -> None:
+        for holding in self.holdings:
+            self.pool.release(holding.blocks)
+        assert self.pool.available == BLOCKS
+        assert sorted(self.pool.acquire((), BLOCKS)) == list(range(BLOCKS))
+
+
+TestPool = PoolMachine.TestCase
+
+
+@pytest.fixture
+def pool() -> BlockPool:
+    return BlockPool(4, SIZE)
+
+
+def publish_and_release(pool: BlockPool, tokens: list[int], salt: str = "") -> list[int]:
+    blocks = pool.acquire((), len(tokens) // SIZE)
+    for block, digest in zip(blocks, digests_of(tokens, salt), strict=True):
+        pool.publish(block, digest)
+    pool.release(blocks)
+    return blocks
+
+
+def test_salts_share_nothing(pool: BlockPool) -> None:
+    blocks = publish_and_release(pool, [1, 2, 3, 4], salt="one")
+    assert pool.match(digests_of([1, 2, 3, 4], "one")) == blocks
+    assert pool.match(digests_of([1, 2, 3, 4], "two")) == []
+
+
+def test_a_block_is_known_by_everything_before_it(pool: BlockPool) -> None:
+    publish_and_release(pool, [1, 2, 3, 4])
+    assert pool.match(digests_of([9, 9, 3, 4], "")) == []
+
+
+def test_the_longest_unused_is_evicted_first_and_a_tail_before_its_head(pool: BlockPool) -> None:
+    old, new = publish_and_release(pool, [1, 2, 3, 4]), publish_and_release(pool, [5, 6, 7, 8])
+    taken = pool.acquire((), 1)
+    assert taken == [old[1]]
+    assert pool.match(digests_of([1, 2, 3, 4], "")) == old[:1]
+    assert pool.match(digests_of([5, 6, 7, 8], "")) == new
+
+
+def test_use_makes_a_block_young_again(pool: BlockPool) -> None:
+    old, new = publish_and_release(pool, [1, 2, 3, 4]), publish_and_release(pool, [5, 6, 7, 8])
+    pool.acquire(old, 0)
+    pool.release(old)
+    assert set(pool.acquire((), 2)) == set(new)
+
+
+def test_cached_blocks_do_not_count_as_room_for_those_who_share_them(pool: BlockPool) -> None:
+    shared = publish_and_release(pool, [1, 2, 3, 4])
+    with pytest.raises(ResourceExhausted, match="2 of 4 blocks left, but 3 are needed"):
+        pool.acquire(shared, 3)
+    assert len(pool.acquire(shared, 2)) == 2
+
+
+def test_the_same_content_twice_is_published_once(pool: BlockPool) -> None:
+    first, second = pool.acquire((), 1), pool.acquire((), 1)
+    (digest,) = digests_of([1, 2], "")
+    pool.publish(first[0], digest)
+    pool.publish(second[0], digest)
+    pool.release(second)
+    assert pool.match([digest]) == first
+    assert pool.available == 3
+
+
+def test_fresh_blocks_follow_the_shared_ones_where_they_can() -> None:
+    pool = BlockPool(8, SIZE)
+    shared = publish_and_release(pool, [1, 2, 3, 4])
+    assert pool.acquire(shared, 3) == [shared[-1] + 1, shared[-1] + 2, shared[-1] + 3]
+
+
+def test_runs_are_taken_where_they_fit_best() -> None:
+    runs = FreeRuns(10)
+    assert runs.take(10) == list(range(10))
+    for number in (0, 1, 2, 4, 5, 7):
+        runs.add(number)
+    assert runs.take(2) == [4, 5]
+    assert runs.take(1) == [7]
+    assert runs.take(2) == [0, 1]
+    for number in (0, 9, 8, 1):
+        runs.add(number)
+    assert runs.take(5) == [0, 1, 2, 8, 9]  # no run is long enough: as few as possible
+    assert len(runs) == 0
+
+
+def test_runs_are_taken_from_a_wished_place_if_it_is_free() -> None:
+    runs = FreeRuns(6)
+    runs.take(6)
+    for number in (0, 1, 3, 4, 5):
+        runs.add(number)
+    assert runs.take(2, first=3) == [3, 4]
+    assert runs.take(2, first=5) == [0, 1]

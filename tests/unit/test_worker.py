@@ -1,0 +1,109 @@
+"""The device thread, with a core that only counts (a test double)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from outrider.engine.worker import DeviceWorker, Peer
+from outrider.errors import ResourceExhausted
+
+
+class Counting:
+    """Answers every third item at once, and the others in the next step."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Peer[int, int], int]] = []
+        self.dropped: list[str] = []
+        self.expiries = 0
+        self.threads: set[int] = set()
+        self.release = threading.Event()
+        self.release.set()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting)
+
+    def handle(self, peer: Peer[int, int], item: int) -> int | None:
+        self.threads.add(threading.get_ident())
+        assert self.release.wait(10)
+        if item < 0:
+            raise ZeroDivisionError("a bug")
+        if item % 3 == 0:
+            return item
+        self.waiting.append((peer, item))
+        return None
+
+    def step(self) -> Sequence[tuple[Peer[int, int], int]]:
+        done, self.waiting = self.waiting, []
+        return done
+
+    def drop_peer(self, peer: Peer[int, int]) -> None:
+        self.dropped.append(peer.name)
+
+    def expire(self, now: float) -> None:
+        self.expiries += 1
+
+
+class Inbox:
+    """Where a peer's replies go, and a way to wait for them."""
+
+    def __init__(self) -> None:
+        self.replies: list[int] = []
+        self._changed = threading.Condition()
+
+    def deliver(self, replies: Sequence[int]) -> None:
+        with self._changed:
+            self.replies.extend(replies)
+            self._changed.notify_all()
+
+    def wait_for(self, count: int) -> list[int]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.replies) >= count, 10)
+            return sorted(self.replies)
+
+
+def test_every_item_is_answered_to_its_own_peer_on_one_thread() -> None:
+    core = Counting()
+    worker: DeviceWorker[int, int] = DeviceWorker(core)
+    worker.start()
+    inboxes = [Inbox(), Inbox()]
+    peers = [worker.connect(f"peer {i}", inbox.deliver, vocabulary_size=1) for i, inbox in enumerate(inboxes)]
+    for item in range(100):
+        peers[item % 2].post(item)
+    assert inboxes[0].wait_for(50) == list(range(0, 100, 2))
+    assert inboxes[1].wait_for(50) == list(range(1, 100, 2))
+    peers[0].close()
+    worker.stop()
+    assert core.dropped == ["peer 0"]
+    assert len(core.threads) == 1
+    assert threading.get_ident() not in core.threads
+
+
+def test_a_full_queue_refuses_and_loses_nothing() -> None:
+    core = Counting()
+    core.release.clear()  # the device is busy with its first item
+    worker: DeviceWorker[int, int] = DeviceWorker(core, max_queue=4)
+    worker.start()
+    inbox = Inbox()
+    peer = worker.connect("peer", inbox.deliver, vocabulary_size=1)
+    taken = 0
+    with pytest.raises(ResourceExhausted, match="holds 4 items"):
+        for item in range(100):
+            peer.post(item)
+            taken += 1
+    core.release.set()
+    assert inbox.wait_for(taken) == list(range(taken))
+    worker.stop()
+
+
+def test_a_bug_in_the_core_ends_the_thread_and_is_reported() -> None:
+    failed = threading.Event()
+    worker: DeviceWorker[int, int] = DeviceWorker(Counting(), on_failure=failed.set)
+    worker.start()
+    worker.connect("peer", Inbox().deliver, vocabulary_size=1).post(-1)
+    assert failed.wait(10)
+    worker.stop()
+    assert not worker.alive
