@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -107,6 +108,15 @@ def test_the_command_line_answers(cluster: LocalCluster, client: Client) -> None
     assert run.returncode == 0, run.stderr
     answer = json.loads(run.stdout)
     assert answer["text"] == client.generate(PROMPT, temperature=0, max_tokens=9).text
+
+
+def test_the_readmes_example_works_as_printed(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert len(example.strip().splitlines()) <= 10
+    assert '"127.0.0.1:7400"' in example
+    exec(example.replace("127.0.0.1:7400", cluster.address), {})
+    assert re.search(r"\d+ rounds, \d+ of \d+ guessed tokens accepted", capsys.readouterr().out)
 
 
 def test_a_service_drains_on_sigterm(tiny_model: TinyModel) -> None:

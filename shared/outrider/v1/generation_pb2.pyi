@@ -441,7 +441,7 @@ class SpeculationStats(_message.Message):
     RULE_FIELD_NUMBER: _builtins.int
     FALLBACK_REASON_FIELD_NUMBER: _builtins.int
     rounds: _builtins.int
-    """Forward passes of the target after the prompt's."""
+    """Forward passes of the target that committed tokens, the one that ended the prompt included."""
     proposed_tokens: _builtins.int
     """Tokens proposed to the target, on every branch."""
     accepted_tokens: _builtins.int
