@@ -13,19 +13,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 @cache
-def load_reference(directory: Path) -> tuple[Any, Any]:
-    """transformers' own model (eager attention, float32) and tokenizer."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+def load_reference(directory: Path, attention: str = "eager") -> tuple[Any, Any]:
+    """transformers' own model, in float32 and with its own `attention`, and tokenizer."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation=attention).eval()
     model = model.to(os.environ.get("OUTRIDER_TEST_DEVICE", "cpu"))
     return model, AutoTokenizer.from_pretrained(directory)
 
 
-def greedy(directory: Path, prompt: Sequence[int], max_tokens: int) -> list[int]:
+def greedy(directory: Path, prompt: Sequence[int], max_tokens: int, *, attention: str = "eager") -> list[int]:
     """The output ids of `generate` without sampling, end-of-sequence token included.
 
     Ids beyond the tokenizer's are padding of the logits, which a model with random weights may well prefer: forbidden.
     """
-    model, tokenizer = load_reference(directory)
+    model, tokenizer = load_reference(directory, attention)
     padding = list(range(len(tokenizer), model.config.get_text_config().vocab_size))
     with torch.inference_mode():
         output = model.generate(

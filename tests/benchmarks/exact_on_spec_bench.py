@@ -26,6 +26,7 @@ from tests.cluster import Cluster, running_cluster
 from tests.reference import greedy, load_reference
 
 CONCURRENT = 8
+ATTENTION = "sdpa"  # transformers' default, and much faster than its eager attention over long prompts
 DRAFTS = ["none", "ngram", "layers", "noise"]
 
 
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--draft-layers", type=int, default=6)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--together", nargs="+", type=int, default=[1, CONCURRENT], help="requests at a time")
     parser.add_argument("--drafts", nargs="+", default=DRAFTS, choices=DRAFTS, help="what guesses")
     arguments = parser.parse_args()
     result = asyncio.run(run(arguments))
@@ -49,11 +51,11 @@ def main() -> None:
 
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """The reference, then every drafter, alone and eight at a time."""
-    model, tokenizer = load_reference(arguments.model)
+    model, tokenizer = load_reference(arguments.model, ATTENTION)
     questions = [text for texts in spec_bench(arguments.per_category).values() for text in texts]
     prompts = [chat_ids(tokenizer, text) for text in questions]
     started = time.perf_counter()
-    expected = [greedy(arguments.model, prompt, arguments.max_tokens) for prompt in prompts]
+    expected = [greedy(arguments.model, prompt, arguments.max_tokens, attention=ATTENTION) for prompt in prompts]
     print(f"reference: {len(prompts)} answers in {time.perf_counter() - started:.0f} s", flush=True)
     runs: list[dict[str, Any]] = []
     replica = {"device": arguments.device, "kv_tokens": 32768, "max_batch_tokens": 512}
@@ -65,7 +67,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
             async with running_cluster(
                 arguments.model, draft, verifier=replica, draft=replica | settings, draft_timeout_s=30.0
             ) as cluster:
-                for together in (1, CONCURRENT):
+                for together in arguments.together:
                     drafter = "model" if name in drafts else name
                     row = await answer_all(cluster, prompts, expected, drafter, together, arguments.max_tokens)
                     runs.append({"draft": name, **row})

@@ -40,7 +40,6 @@ def make_bias(context: Context, rows: int, groups: int, dtype: torch.dtype, devi
     bias = torch.zeros((max(rows, -(-MIN_ROWS // groups)), length), dtype=dtype, device=device)
     if context.mask is not None:
         bias[:rows].masked_fill_(~context.mask, -torch.inf)
-        bias[rows:] = bias[0]
     return bias.repeat(groups, 1)
 
 
