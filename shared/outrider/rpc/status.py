@@ -45,7 +45,9 @@ def _details(error: BaseException) -> list[any_pb2.Any]:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
         # The value and the limit travel apart, so that a client rebuilds the very same error.
         info = error_details_pb2.ErrorInfo(
-            reason="INVALID_ARGUMENT", domain=_DOMAIN, metadata={"value": errors.shorten(error.value), "limit": error.limit}
+            reason="INVALID_ARGUMENT",
+            domain=_DOMAIN,
+            metadata={"value": errors.shorten(error.value), "limit": error.limit},
         )
         return [_pack(error_details_pb2.BadRequest(field_violations=[violation])), _pack(info)]
     if isinstance(error, errors.ResourceExhausted):
