@@ -218,7 +218,7 @@ def test_chat_goes_on_after_an_error_and_forgets_the_failed_turn() -> None:
     with serve_double(fail_once) as (address, double):
         result = run("chat", "--address", address, stdin="bad\ngood\n")
     assert (result.exit_code, result.stdout) == (0, "fine")
-    assert "Error: input is bad, but must be good" in result.stderr
+    assert "Error: input is 'bad', but must be good" in result.stderr
     assert [turn.content for turn in double.requests[-1].chat.messages] == ["good"]
 
 

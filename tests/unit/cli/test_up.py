@@ -38,7 +38,7 @@ def test_up_serves_until_a_signal_and_leaves_nothing_behind(stand_ins: StandIns,
         _, logs = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     assert all_end(pidfds)
-    assert 'verifier    | flags ["--listen", "127.0.0.1:0", "--model", "big"]' in logs
+    assert 'verifier    | flags ["--listen", "127.0.0.1:0", "--model", "big", "--memory-fraction", "0.4"]' in logs
     assert "coordinator | stopping" in logs
     assert "Traceback" not in logs
 
