@@ -57,8 +57,9 @@ class _Part:
 
     rows: slice
     slots: Slots
-    mask: Tensor | None  # for `attend_chunk`
-    bias: Tensor | None  # for `attend_rows`
+    causal: bool = False  # these two for `attend_chunk`
+    mask: Tensor | None = None
+    bias: Tensor | None = None  # for `attend_rows`
 
 
 class PagedAttention:
@@ -88,7 +89,7 @@ class PagedAttention:
             keys, values = kv.read(part.slots)
             rows = query[0, :, part.rows]
             if part.bias is None:
-                outputs.append(attend_chunk(rows, keys, values, part.mask, scaling))
+                outputs.append(attend_chunk(rows, keys, values, part.mask, scaling, causal=part.causal))
             else:
                 outputs.append(attend_rows(rows, keys, values, part.bias, scaling, softcap, sinks))
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).transpose(0, 1)[None]
@@ -100,12 +101,14 @@ class PagedAttention:
         return self._parts[kind]
 
     def _part(self, span: Span, window: int | None, groups: int, plain: bool) -> _Part:
-        context = span.context(window, self._step)
         rows = slice(span.start, span.stop)
         if plain and (not self._on_cpu or len(span.feed) > MAX_ROWS):
-            return _Part(rows, context.slots, context.mask, None)
+            causal = span.is_prefix(window)
+            context = span.context(window, self._step, masked=not causal)
+            return _Part(rows, context.slots, causal, context.mask)
+        context = span.context(window, self._step)
         bias = make_bias(context, len(span.feed), groups, self._store.dtype, self._store.device)
-        return _Part(rows, context.slots, None, bias)
+        return _Part(rows, context.slots, bias=bias)
 
 
 def _attention_forward(

@@ -57,16 +57,22 @@ class Span:
         root = self.base + len(self.feed.tokens) - 1
         return [*range(self.base, root + 1), *(root + depth for depth in self.feed.tree.depths())]
 
-    def context(self, window: int | None, step: int) -> Context:
+    def is_prefix(self, window: int | None) -> bool:
+        """True if the rows are the session's first ones, and row i sees exactly the keys up to i."""
+        return self.base == 0 and self.feed.tree.is_chain and (not window or len(self.feed) <= window)
+
+    def context(self, window: int | None, step: int, *, masked: bool = True) -> Context:
         """What the rows see: everything before them on their own path, the last `window` positions of it if given.
 
-        The keys begin at an index that is a multiple of `step`, and there is a multiple of `step` of them.
+        The keys begin at an index that is a multiple of `step`, and there is a multiple of `step` of them. The mask is
+        left out if not `masked`.
         """
         length = self.base + len(self.feed)
         first = max(0, self.base - window + 1) // step * step if window else 0
         padding = -(length - first) % step
         slots = _padded(self.feed.sequence.slots(first, length), padding, self.device)
-        if len(self.feed) == 1 and not padding and (not window or length - first <= window):
+        sees_all = len(self.feed) == 1 and not padding and (not window or length - first <= window)
+        if sees_all or not masked:
             return Context(slots, None)
         return Context(slots, self._mask(window, first, length + padding))
 

@@ -24,13 +24,19 @@ CONTEXT_STEP = 192
 """The number of keys is rounded up to a multiple of this: the length at which MKL's float32 product cuts a sum."""
 
 
-def attend_chunk(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+def attend_chunk(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, *, causal: bool = False
+) -> Tensor:
     """Attention of query [heads, rows, size] over keys and values [kv_heads, L, size]: [heads, rows, value_size].
 
-    `mask` is bool [rows, L], or None if every row sees every key.
+    `mask` is bool [rows, L]. Without one every row sees every key, or if `causal` row i the keys up to i.
     """
+    if mask is not None and query.is_cuda:
+        # With a mask, the fused kernels want as many key heads as query heads; the one that does not holds all scores.
+        groups = query.shape[0] // keys.shape[0]
+        keys, values = keys.repeat_interleave(groups, 0), values.repeat_interleave(groups, 0)
     return functional.scaled_dot_product_attention(
-        query[None], keys[None], values[None], attn_mask=mask, scale=scaling, enable_gqa=True
+        query[None], keys[None], values[None], attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=True
     )[0]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
 
 from outrider.engine.memory import GIB, free_bytes
 from outrider.engine.options import ModelOptions
@@ -96,7 +98,8 @@ class _Source:
     def load(self, kind: Any, **more: Any) -> Any:
         """`kind.from_pretrained`, with its failures in words of ours."""
         try:
-            return kind.from_pretrained(self.location, **self.arguments, **more)
+            with _quiet():
+                return kind.from_pretrained(self.location, **self.arguments, **more)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise ModelLoadError(f"{self.name} does not fit into the memory that is left: {error}") from error
         except Exception as error:  # whatever transformers, safetensors, gguf or the hub raise for a bad file
@@ -105,6 +108,20 @@ class _Source:
                     f"{self.name} brings its own Python code; read it, then allow it with trust_remote_code"
                 ) from error
             raise ModelLoadError(f"cannot load {self.name}: {error}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and reports of left-out layers off the log; failures are raised anyway."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _device(name: str) -> torch.device:
@@ -165,7 +182,10 @@ def _load_module(source: _Source, config: Any, dtype: torch.dtype, device: torch
     more: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": "eager"}
     if "gguf_file" in source.arguments:
         more |= _dequantize()
-    module = source.load(AutoModelForCausalLM, **more)
+    module, found = source.load(AutoModelForCausalLM, output_loading_info=True, **more)
+    lacking = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
+    if lacking:  # transformers would go on with random ones
+        raise ModelLoadError(f"{source.name} has no fitting weights for {lacking[0]} ({len(lacking)} such)")
     try:
         module.to(device)
     except torch.OutOfMemoryError as error:

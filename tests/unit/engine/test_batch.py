@@ -64,6 +64,16 @@ def test_every_row_sees_its_own_path(cached: int, chain: int, tree: TokenTree, w
         assert seen == expected_keys(cached, chain, tree, row, window)
 
 
+@given(cached=st.integers(0, 3), chain=st.integers(1, 4), tree=trees(), window=st.sampled_from([None, 2, 4, 9]))
+def test_a_prefix_needs_no_mask(cached: int, chain: int, tree: TokenTree, window: int | None) -> None:
+    feed = Feed(make_sequence(cached), [1] * chain, tree)
+    plain = all(expected_keys(cached, chain, tree, row, window) == set(range(row + 1)) for row in range(len(feed)))
+    span = Span(feed, 0, len(feed), cached, CPU)
+    assert span.is_prefix(window) <= plain
+    assert span.is_prefix(window) == plain or len(tree) > 0 or cached > 0
+    assert span.context(window, 1, masked=False).mask is None
+
+
 def test_a_single_row_that_sees_all_needs_no_mask() -> None:
     for cached, window in ((0, None), (9, None), (9, 4), (3, 4), (2, 4)):
         feed = Feed(make_sequence(cached), [1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -202,6 +203,16 @@ def test_runs_are_taken_where_they_fit_best() -> None:
         runs.add(number)
     assert runs.take(5) == [0, 1, 2, 8, 9]  # no run is long enough: as few as possible
     assert len(runs) == 0
+
+
+def test_neighbours_become_one_run_in_whatever_order_they_come_back() -> None:
+    for order in itertools.permutations(range(4)):
+        runs = FreeRuns(5)
+        runs.take(5)
+        for number in order:
+            runs.add(number)
+        assert runs.take(4, first=0) == [0, 1, 2, 3]
+        assert len(runs) == 0
 
 
 def test_runs_are_taken_from_a_wished_place_if_it_is_free() -> None:

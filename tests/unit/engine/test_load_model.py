@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoTokenizer,
     BloomConfig,
@@ -92,6 +93,7 @@ def test_the_first_layers_alone(tiny_model: TinyModel, name: str) -> None:
     assert all(torch.equal(parameter, whole[key]) for key, parameter in own.items())
     blocks = {key.split(".")[2] for key in own if key.startswith(("model.layers.", "transformer.h."))}
     assert blocks == {"0", "1"}
+    assert len(getattr(loaded.module.config, "layer_types", None) or "ab") == 2
 
 
 def test_an_engine_of_the_first_layers(tiny_model: TinyModel, copied: Path) -> None:
@@ -133,6 +135,23 @@ def test_weights_that_are_cut_off(copied: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ModelLoadError, match="cannot load model"):
         load_model(ModelOptions(str(copied), device="cpu"))
+
+
+@pytest.mark.parametrize("change", ["left out", "of another shape"])
+def test_a_weight_that_is_missing_is_not_made_up(copied: Path, change: str) -> None:
+    weights = load_file(copied / "model.safetensors")
+    key = "model.layers.1.mlp.up_proj.weight"
+    weights |= {key: weights[key][:-1].contiguous()}
+    if change == "left out":
+        del weights[key]
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"up_proj\.weight|size mismatch|mismatched"):
+        load_model(ModelOptions(str(copied), device="cpu"))
+
+
+def test_loading_is_quiet(tiny_model: TinyModel, capfd: pytest.CaptureFixture[str]) -> None:
+    load_model(ModelOptions(str(tiny_model("gemma3")), device="cpu", layers=2))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_gguf_that_is_none(tmp_path: Path) -> None:

@@ -142,6 +142,23 @@ def test_a_prefix_cache_hit_equals_a_cold_run(tiny_model: TinyModel, name: str, 
     assert_close(engine.forward([Feed(again, text[56:])])[-1], reference_logits(directory, text, device)[-1])
 
 
+def test_the_way_a_gpu_attends(tiny_model: TinyModel, name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rounding up, no rows on their own: on a CPU, too, only float32 does those."""
+    monkeypatch.setattr("outrider.engine.attention.CONTEXT_STEP", 1)
+    monkeypatch.setattr("outrider.engine.attention.MAX_ROWS", 0)
+    directory = tiny_model(name)
+    engine = make_engine(directory, device)
+    texts = [random_tokens(length, seed=length) for length in (1, 20, 90)]
+    sequences = [engine.open(text, 128) for text in texts]
+    logits = engine.forward([Feed(*feed) for feed in zip(sequences, texts, strict=True)])
+    assert_close(logits, torch.stack([reference_logits(directory, text, device)[-1] for text in texts]))
+    logits = engine.forward([Feed(sequences[0], [3]), Feed(sequences[2], [4, 5], TREE)])
+    assert_close(logits[0], reference_logits(directory, [*texts[0], 3], device)[-1])
+    for node in range(-1, len(TREE)):
+        path = [*texts[2], 4, 5, *(TREE.tokens[above] for above in TREE.path(node))]
+        assert_close(logits[2 + node], reference_logits(directory, path, device)[-1])
+
+
 def test_greedy_text_equals_generate(tiny_model: TinyModel, name: str, device: str) -> None:
     directory = tiny_model(name)
     engine = make_engine(directory, device)
