@@ -21,7 +21,7 @@ def environment() -> dict[str, Any]:
 
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.executable).name, *sys.orig_argv[1:]]),
+        "command": " ".join([Path(sys.executable).name, *sys.orig_argv[1:]]).replace(str(Path.home()), "~"),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
