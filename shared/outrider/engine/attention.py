@@ -7,7 +7,7 @@ call, as `running`. Outside of `running` the function refuses to work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,10 +18,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from outrider.engine.batch import Batch, Slots, Span
+from outrider.engine.groups import Group
 from outrider.engine.kernels import CONTEXT_STEP, MAX_ROWS, attend_chunk, attend_rows, make_bias
 from outrider.engine.kv import KvStore
 
 NAME = "outrider_paged"
+
+GROUPED_DEVICES = {"cuda"}
+"""Where sessions share a call: starting one costs more there than the padding does."""
 
 
 class Attention(Protocol):
@@ -76,6 +80,7 @@ class PagedAttention:
         # no session ever reads a slot that is not its own.
         self._step = CONTEXT_STEP if self._on_cpu and store.dtype == torch.float32 else 1
         self._parts: dict[tuple[int | None, int, bool], list[_Part]] = {}
+        self._groups: list[Group] | None = None
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, extra: Mapping[str, Any]
@@ -84,20 +89,40 @@ class PagedAttention:
         kv = self._store.layers[layer]
         kv.write(self._batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         window, softcap, sinks = extra.get("sliding_window"), extra.get("softcap"), extra.get("s_aux")
+        plain = softcap is None and sinks is None
+        grouped = self._grouped() if plain and window is None else []
+        parts = self._parts_for(window, query.shape[1] // key.shape[1], plain, bool(grouped))
         outputs = []
-        for part in self._parts_for(window, query.shape[1] // key.shape[1], softcap is None and sinks is None):
+        for part in parts:
             keys, values = kv.read(part.slots)
             rows = query[0, :, part.rows]
             if part.bias is None:
                 outputs.append(attend_chunk(rows, keys, values, part.mask, scaling, causal=part.causal))
             else:
                 outputs.append(attend_rows(rows, keys, values, part.bias, scaling, softcap, sinks))
-        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).transpose(0, 1)[None]
+        if not grouped:
+            return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).transpose(0, 1)[None]
+        result = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
+        for part, output in zip(parts, outputs, strict=True):
+            result[part.rows] = output.transpose(0, 1)
+        for group in grouped:
+            result[group.rows] = group.attend(kv, query[0], scaling)
+        return result[None]
 
-    def _parts_for(self, window: int | None, groups: int, plain: bool) -> list[_Part]:
+    def _grouped(self) -> list[Group]:
+        """Sessions that share a call: those with equally few rows, two of them at least."""
+        if self._groups is None:
+            together = self._store.device.type in GROUPED_DEVICES
+            self._groups = [Group.of(spans) for spans in _alike(self._batch.spans)] if together else []
+        return self._groups
+
+    def _parts_for(self, window: int | None, groups: int, plain: bool, grouped: bool) -> list[_Part]:
+        """The parts that stand alone: all of them, or with `grouped` those in no group."""
         kind = (window, groups, plain)
         if kind not in self._parts:
-            self._parts[kind] = [self._part(span, window, groups, plain) for span in self._batch.spans]
+            shared = {span.start for spans in _alike(self._batch.spans) for span in spans} if grouped else set()
+            alone = [span for span in self._batch.spans if span.start not in shared]
+            self._parts[kind] = [self._part(span, window, groups, plain) for span in alone]
         return self._parts[kind]
 
     def _part(self, span: Span, window: int | None, groups: int, plain: bool) -> _Part:
@@ -109,6 +134,15 @@ class PagedAttention:
         context = span.context(window, self._step)
         bias = make_bias(context, len(span.feed), groups, self._store.dtype, self._store.device)
         return _Part(rows, context.slots, bias=bias)
+
+
+def _alike(spans: Sequence[Span]) -> list[list[Span]]:
+    """The spans that have as many rows as another one, by that number."""
+    found: dict[int, list[Span]] = {}
+    for span in spans:
+        if len(span.feed) <= MAX_ROWS:
+            found.setdefault(len(span.feed), []).append(span)
+    return [group for group in found.values() if len(group) > 1]
 
 
 def _attention_forward(

@@ -52,6 +52,11 @@ class KvSequence:
         """The block table: token i stands in block `blocks[i // block_size]`."""
         return self._blocks
 
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self._pool.block_size
+
     def slots(self, start: int, stop: int) -> slice | list[int]:
         """The cache slots of the tokens from index `start` to before `stop`; a slice if they lie side by side."""
         size = self._pool.block_size

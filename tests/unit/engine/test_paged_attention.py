@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from outrider.acceptance.tree import TokenTree
+from outrider.engine import attention
 from outrider.engine.engine import Engine, Feed
+from outrider.engine.sequence import NO_TREE
 from tests.conftest import TinyModel
 from tests.reference import greedy
 from tests.unit.engine.engines import (
@@ -93,6 +95,37 @@ def test_trees_of_several_sessions_in_one_pass(tiny_model: TinyModel, name: str,
             path = [*stem, *(tree.tokens[above] for above in tree.path(node))]
             assert_close(logits[start + node + 1], reference_logits(directory, path, device)[-1])
         start += 1 + len(tree)
+
+
+@pytest.mark.parametrize("stems", [(20, 33, 5, 8), (1, 64, 9, 17, 30)])
+@pytest.mark.parametrize("tree", [NO_TREE, TokenTree.chain([4, 5, 6]), TREE], ids=["decode", "chain", "tree"])
+def test_sessions_that_share_a_call(
+    tiny_model: TinyModel,
+    name: str,
+    device: str,
+    stems: tuple[int, ...],
+    tree: TokenTree,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "GROUPED_DEVICES", {"cpu", "cuda"})
+    directory = tiny_model(name)
+    engine = make_engine(directory, device)
+    texts = [random_tokens(length, seed=length) for length in stems]
+    sequences = [engine.open(text, 100) for text in texts]
+    before = [
+        feed
+        for feed in (Feed(s, t[:-1], want_logits=False) for s, t in zip(sequences, texts, strict=True))
+        if feed.tokens
+    ]
+    engine.forward(before)
+    odd = engine.open(random_tokens(50, seed=50), 64)  # a prompt beside them
+    feeds = [Feed(s, t[-1:], tree) for s, t in zip(sequences, texts, strict=True)]
+    logits = engine.forward([*feeds[:2], Feed(odd, random_tokens(50, seed=50)), *feeds[2:]])
+    rows = [1 + len(tree)] * 2 + [1] + [1 + len(tree)] * (len(stems) - 2)
+    for stem, part in zip([*texts[:2], random_tokens(50, seed=50), *texts[2:]], logits.split(rows), strict=True):
+        for node, row in enumerate(part, start=-1):
+            path = [*stem, *(tree.tokens[above] for above in tree.path(node))]
+            assert_close(row, reference_logits(directory, path, device)[-1])
 
 
 @pytest.mark.parametrize("path", [(), (0,), (1,), (1, 3), (1, 4), (0, 2, 5), (1, 3, 6)])
