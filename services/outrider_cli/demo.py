@@ -20,11 +20,8 @@ from outrider_cli.cluster import LocalCluster
 from outrider_cli.comparison import DRAFTER_NAMES, DRAFTERS, Comparison, compare, timed, verdicts
 from outrider_cli.prompts import PROMPTS
 from outrider_cli.terminal import err, errors_reported, out, print_json, printable, say
-from outrider_cli.weights import demo_model_directory
+from outrider_cli.weights import demo_draft_directory, demo_model_directory
 
-# Of 30. Measured greedy on the demo prompts, K = 4: the first 6 layers' guesses are accepted 0 to 3%, 20 layers' 0 to
-# 17%, 24 layers' 20 to 47%, 28 layers' 55 to 57%; on two shared cores none of them is faster than plain decoding.
-DRAFT_LAYERS = 24
 MAX_DRAFT_TOKENS = 4
 WARM_UP_TOKENS = 16
 LEGEND = (
@@ -41,8 +38,8 @@ def demo(
     temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every request.")] = 0,
     draft_layers: Annotated[
-        int, typer.Option(min=1, help="The draft model is this many first layers of the target.")
-    ] = DRAFT_LAYERS,
+        int | None, typer.Option(min=1, help="Draft with this many first layers of the target, not the trained draft.")
+    ] = None,
     max_draft_tokens: Annotated[int, typer.Option(min=1, help="Longest guess, in tokens.")] = MAX_DRAFT_TOKENS,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind; the table shows medians.")] = 1,
     as_json: options.AsJson = False,
@@ -66,8 +63,15 @@ def demo(
     }
     with err.status("starting") as status:
         model = demo_model_directory(status.update)
+        draft = demo_draft_directory(model, status.update) if draft_layers is None else model
         status.update("starting a verifier, a draft service and a coordinator")
-        cluster = LocalCluster(str(model), draft_layers=draft_layers, verifier_flags=KV_FLAGS, draft_flags=KV_FLAGS)
+        cluster = LocalCluster(
+            str(model),
+            draft_model=str(draft),
+            draft_layers=draft_layers,
+            verifier_flags=KV_FLAGS,
+            draft_flags=KV_FLAGS,
+        )
         with cluster, Client(cluster.address) as client:
             comparisons = measure(client, request, repeats, timeout, status.update)
             report = {
@@ -143,7 +147,9 @@ def show(comparisons: Sequence[Comparison], report: dict[str, Any]) -> None:
     say(LEGEND, style="dim")
     say(f"{report['model']}, {hardware['dtype']} on {where}")
     size = report["draft_parameters"] / report["parameters"]
-    say(f"draft model: its first {report['draft_layers']} layers, {size:.0%} of its size, on the same cores")
+    layers = report["draft_layers"]
+    kind = "trained for it (outrider distill)" if layers is None else f"its first {layers} layers"
+    say(f"draft model: {kind}, {size:.0%} of its size, on the same cores")
     for line in verdicts(comparisons):
         say(line)
     if len(comparisons[0].of(Drafter.NONE)) == 1:

@@ -30,6 +30,9 @@ DOWNLOAD_TIMEOUT_S = 1500.0
 CONVERT_TIMEOUT_S = 600.0
 REPORT_EVERY_S = 0.25
 BAR_WIDTH = 20
+PACKED_DRAFT = Path(__file__).parent / "demo_draft"
+"""Weights as int8, configuration, vocabulary and model card; see scripts/demo_draft."""
+
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 
 _log = logging.getLogger(__name__)
@@ -79,6 +82,29 @@ def demo_model_directory(progress: Progress, model: DemoModel = SMOLLM2) -> Path
             if not final.is_dir():
                 require_space(home, model.space)
                 _fetch(model, final, progress)
+    return final
+
+
+def demo_draft_directory(target: Path, progress: Progress) -> Path:
+    """The directory of the draft trained for the demo's model, which comes with the package; unpacked once.
+
+    Raises ModelLoadError or CacheError.
+    """
+    digest = hashlib.sha256((PACKED_DRAFT / "draft.safetensors").read_bytes()).hexdigest()
+    home = cache_directory()
+    final = home / f"{target.name}-draft-{digest[:12]}"
+    if final.is_dir():
+        return final
+    with (
+        errors_of(home),
+        locked(home / f".{final.name}.lock", LOCK_TIMEOUT_S, lambda: progress("waiting for the draft")),
+    ):
+        if not final.is_dir():
+            progress("unpacking the draft, this once")
+            with staged(final) as work:
+                command = [sys.executable, "-m", "outrider.distill.checkpoint", "unpack"]
+                paths = [str(PACKED_DRAFT), str(target), str(work)]
+                _run([*command, *paths], CONVERT_TIMEOUT_S, "cannot unpack the demo's draft")
     return final
 
 

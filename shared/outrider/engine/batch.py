@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -123,6 +123,10 @@ class Batch:
             position_ids=torch.tensor([[p for span in spans for p in span.positions()]], device=device),
             logit_rows=torch.tensor(wanted, dtype=torch.int64, device=device),
         )
+
+    def with_input_ids(self, input_ids: Tensor) -> Batch:
+        """The same rows with other ids [1, T]."""
+        return replace(self, input_ids=input_ids)
 
 
 def ancestors(tree: TokenTree) -> Tensor:

@@ -13,13 +13,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
-
 from outrider.engine.model import load_model
 from outrider.engine.options import ModelOptions
+from outrider.engine.tokenizer_files import save_tokenizer
 from outrider.errors import ModelLoadError
-from outrider.text.files import CHAT_FILE, TOKENIZER_FILE, import_chat
 
 
 def convert(gguf: Path, directory: Path) -> None:
@@ -29,12 +26,7 @@ def convert(gguf: Path, directory: Path) -> None:
     loaded = load_model(ModelOptions(str(gguf), dtype="float32", device="cpu"))
     loaded.module.config.__dict__.pop("quantization_config", None)  # it describes the packed weights
     loaded.module.save_pretrained(directory)
-    chat = import_chat(loaded.tokenizer_files[CHAT_FILE])
-    PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(loaded.tokenizer_files[TOKENIZER_FILE].decode()),
-        chat_template=chat.template,
-        **chat.special_tokens,
-    ).save_pretrained(directory)
+    save_tokenizer(loaded.tokenizer_files, directory)
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ from outrider.acceptance.tree import TokenTree
 from outrider.engine.attention import PagedAttention
 from outrider.engine.batch import Batch, Feed
 from outrider.engine.blocks import BlockPool
-from outrider.engine.decoder import make_decoder
+from outrider.engine.decoder import Decoder, make_decoder
+from outrider.engine.draft_vocabulary import TrimmedDecoder
 from outrider.engine.kernels import CONTEXT_STEP
 from outrider.engine.kv import KvStore, LayerShape, SlotMoves
 from outrider.engine.memory import GIB, default_kv_bytes
@@ -33,15 +34,18 @@ class Engine:
         """Take over `loaded`, whose attention is replaced. Raises ModelLoadError if the model cannot be served."""
         self.options = options or EngineOptions()
         self.device = loaded.device
-        check = SelfCheck.of(loaded.module, loaded.info.vocabulary_size)
+        trimmed = loaded.draft_vocabulary
+        check = SelfCheck.of(loaded.module, len(trimmed) if trimmed else loaded.info.vocabulary_size)
         calls = probe_calls(loaded.module, self.device)
-        self._decoder = make_decoder(loaded.module, calls)
+        self._decoder: Decoder = make_decoder(loaded.module, calls)
         self._store, self._pool = self._make_cache({layer: call.shape for layer, call in calls.items()}, loaded.dtype)
         self._moves = SlotMoves()
         context_length = min(loaded.info.context_length, self.capacity_tokens)
         self.info = dataclasses.replace(loaded.info, context_length=context_length)
         if check is not None and context_length >= CHECK_LENGTH:
             check.check(self._run_check)
+        if trimmed is not None:
+            self._decoder = TrimmedDecoder(self._decoder, trimmed, self.device)
 
     @property
     def capacity_tokens(self) -> int:

@@ -51,7 +51,7 @@ class Group:
         mask = self.mask.repeat(1, 1, heads // kv_heads, 1)
         keys, values = (self._gather(memory) for memory in (kv.keys, kv.values))
         attended = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scaling)
-        attended = attended.view(sessions, heads, count, -1).transpose(1, 2)
+        attended = attended.reshape(sessions, heads, count, -1).transpose(1, 2)
         return attended.reshape(sessions * count, heads, -1)
 
     def _gather(self, memory: Tensor) -> Tensor:

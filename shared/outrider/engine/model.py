@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
+from outrider.engine.draft_vocabulary import DraftVocabulary
 from outrider.engine.memory import GIB, free_bytes
 from outrider.engine.options import ModelOptions
 from outrider.engine.support import check_config, check_model_class
@@ -35,6 +36,7 @@ class LoadedModel:
     tokenizer_files: dict[str, bytes]  # tokenizer.json, chat.json
     device: torch.device
     dtype: torch.dtype
+    draft_vocabulary: DraftVocabulary | None = None
 
 
 def load_model(options: ModelOptions, progress: Progress | None = None) -> LoadedModel:
@@ -57,6 +59,7 @@ def load_model(options: ModelOptions, progress: Progress | None = None) -> Loade
     files = export_tokenizer(tokenizer)
     tokens = tokens_by_id(tokenizer.get_vocab())
     width = module.get_output_embeddings().weight.shape[0]
+    trimmed = source.draft_vocabulary(width)
     info = ModelInfo(
         name=source.name,
         architecture=type(module).__name__,
@@ -65,10 +68,10 @@ def load_model(options: ModelOptions, progress: Progress | None = None) -> Loade
         device=str(device),
         context_length=_context_length(text_config),
         vocabulary_fingerprint=fingerprint(tokens),
-        vocabulary_size=min(len(tokens), width),
+        vocabulary_size=min(len(tokens), trimmed.target_size if trimmed else width),
         eos_token_ids=_eos_token_ids(module, tokenizer),
     )
-    return LoadedModel(module, info, files, device, dtype)
+    return LoadedModel(module, info, files, device, dtype, trimmed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,14 @@ class _Source:
             raise ModelLoadError(f"there is no directory {path}")
         arguments = {"trust_remote_code": options.trust_remote_code, "revision": options.revision}
         return cls(options.model, options.model, arguments)
+
+    def draft_vocabulary(self, width: int) -> DraftVocabulary | None:
+        """The trimmed vocabulary beside a draft's weights; `width` rows have to be its own."""
+        directory = Path(self.location)
+        found = DraftVocabulary.load(directory) if directory.is_dir() else None
+        if found is not None and found.rows != width:
+            raise ModelLoadError(f"{self.name}: the model has {width} rows, its draft vocabulary {found.rows}")
+        return found
 
     def load(self, kind: Any, **more: Any) -> Any:
         """`kind.from_pretrained`, with its failures in words of ours."""
