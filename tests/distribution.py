@@ -73,7 +73,9 @@ async def measure(cluster: Cluster, target: Path, answers: int, *, rule: str, dr
 
     async def ask() -> None:
         nonlocal proposed, accepted
+        # Every round guesses as much as it can: what does not pay on this machine must be exact all the same.
         options: dict[str, Any] = {"temperature": 1.0, "top_k": TOP_K, "max_tokens": TOKENS, "ignore_eos": True}
+        options |= {"fixed_length": True}
         answer = await cluster.generate(
             prompt, rule=rule, drafter=drafter, max_draft_tokens=TOKENS - 1, seed=next(seeds), **options
         )

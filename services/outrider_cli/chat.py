@@ -32,6 +32,7 @@ def chat(
     seed: options.Seed = None,
     drafter: options.Drafter = None,
     max_draft_tokens: options.MaxDraftTokens = None,
+    fixed_length: options.FixedLength = False,
     rule: options.Rule = None,
 ) -> None:
     """Talk with the model. /reset starts over, /exit ends, Ctrl-C stops an answer.
@@ -50,6 +51,7 @@ def chat(
         seed=seed,
         drafter=drafter,
         max_draft_tokens=max_draft_tokens,
+        fixed_length=fixed_length,
         rule=rule,
     )
     with connected(address) as client:

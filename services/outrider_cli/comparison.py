@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.client import Client, Completion, Drafter, RequestOptions
 
-DRAFTER_NAMES = {Drafter.NONE: "plain", Drafter.NGRAM: "n-gram", Drafter.MODEL: "draft model"}
+DRAFTER_NAMES = {Drafter.NONE: "plain", Drafter.NGRAM: "n-gram", Drafter.MODEL: "draft model", Drafter.AUTO: "auto"}
 DRAFTERS = tuple(DRAFTER_NAMES)
 NOISE = 0.05
 """Differences below this fraction are not called a difference."""

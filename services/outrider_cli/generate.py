@@ -40,6 +40,7 @@ def generate(
     ] = None,
     drafter: options.Drafter = None,
     max_draft_tokens: options.MaxDraftTokens = None,
+    fixed_length: options.FixedLength = False,
     rule: options.Rule = None,
 ) -> None:
     """Answer one prompt. The answer streams to stdout, a line of statistics goes to stderr.
@@ -74,6 +75,7 @@ def generate(
         logprobs=logprobs,
         drafter=drafter,
         max_draft_tokens=max_draft_tokens,
+        fixed_length=fixed_length,
         rule=rule,
     )
     with connected(address) as client, client.stream(text if raw else None, timeout=timeout, **request) as stream:

@@ -30,7 +30,8 @@ def _print(service: ServiceInfo, address: str) -> None:
         say("draft   none is connected")
     default = service.default_speculation
     longest = "" if default.max_draft_tokens is None else f", up to {default.max_draft_tokens} tokens a guess"
-    say(f"default drafter {default.drafter}{longest}, rule {default.rule}")
+    fixed = " every time" if default.fixed_length else ""
+    say(f"default drafter {default.drafter}{longest}{fixed}, rule {default.rule}")
 
 
 def _describe(model: ModelInfo) -> str:

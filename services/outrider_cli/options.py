@@ -72,13 +72,20 @@ Seed = Annotated[
 Drafter = Annotated[
     ClientDrafter | None,
     typer.Option(
-        help="Who guesses: none (plain decoding), ngram (repeats of the text so far), model (a draft model). "
+        help="Who guesses: none (plain decoding), ngram (repeats of the text so far), model (a draft model), "
+        "auto (each time the one that should be fastest). "
         "Changes the speed, never what is answered; default: what the service is set to.",
         rich_help_panel=_SPECULATION,
     ),
 ]
 MaxDraftTokens = Annotated[
     int | None, typer.Option(help="Longest guess, in tokens; 0: plain decoding.", rich_help_panel=_SPECULATION)
+]
+FixedLength = Annotated[
+    bool,
+    typer.Option(
+        "--fixed-length", help="Guess that much every time, whether it pays or not.", rich_help_panel=_SPECULATION
+    ),
 ]
 Rule = Annotated[
     AcceptanceRule | None,

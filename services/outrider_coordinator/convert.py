@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from google.protobuf.duration_pb2 import Duration
 
+from outrider.acceptance.proposal import Source
 from outrider.acceptance.stopping import FinishReason, StopConditions
 from outrider.errors import InvalidArgument
 from outrider.rpc.convert import RULES, rule_from_proto, sampling_from_proto
@@ -22,7 +23,9 @@ DRAFTERS = {
     DrafterKind.NONE: pb.DRAFTER_NONE,
     DrafterKind.NGRAM: pb.DRAFTER_NGRAM,
     DrafterKind.MODEL: pb.DRAFTER_MODEL,
+    DrafterKind.AUTO: pb.DRAFTER_AUTO,
 }
+_SOURCES = {Source.NGRAM: pb.DRAFTER_NGRAM, Source.MODEL: pb.DRAFTER_MODEL}
 _DRAFTERS_BACK = {number: kind for kind, number in DRAFTERS.items()}
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -86,7 +89,8 @@ def _speculation_from_proto(wire: pb.Speculation, default: Speculation) -> Specu
             raise InvalidArgument("speculation.drafter", wire.drafter, f"one of {', '.join(DrafterKind)}")
         drafter = _DRAFTERS_BACK[wire.drafter]
     longest = wire.max_draft_tokens if wire.HasField("max_draft_tokens") else default.max_draft_tokens
-    return Speculation(drafter, longest, rule_from_proto(wire.rule, default.rule))
+    fixed = wire.fixed_length if wire.HasField("fixed_length") else default.fixed_length
+    return Speculation(drafter, longest, rule_from_proto(wire.rule, default.rule), fixed)
 
 
 def speculation_to_proto(speculation: Speculation) -> pb.Speculation:
@@ -95,6 +99,7 @@ def speculation_to_proto(speculation: Speculation) -> pb.Speculation:
         drafter=DRAFTERS[speculation.drafter],
         max_draft_tokens=speculation.max_draft_tokens,
         rule=RULES[speculation.rule],
+        fixed_length=speculation.fixed_length,
     )
 
 
@@ -124,17 +129,7 @@ def finished_to_proto(session: Session, fallback_reason: str) -> pb.GenerateResp
             cached_tokens=counts.cached_tokens,
         ),
         seed=request.seed,
-        speculation=pb.SpeculationStats(
-            rounds=counts.rounds,
-            proposed_tokens=counts.proposed,
-            accepted_tokens=counts.accepted,
-            acceptance_rate=counts.acceptance_rate,
-            accepted_length=session.completion_tokens / counts.rounds if counts.rounds else 0.0,
-            wire_bytes=counts.wire_bytes,
-            drafter=DRAFTERS[request.speculation.drafter],
-            rule=RULES[request.speculation.rule],
-            fallback_reason=fallback_reason,
-        ),
+        speculation=_stats(session, fallback_reason),
         timings=_timings(session),
     )
     if finish.stop_text is not None:
@@ -142,6 +137,27 @@ def finished_to_proto(session: Session, fallback_reason: str) -> pb.GenerateResp
     elif finish.stop_token_id is not None:
         finished.stop_token_id = finish.stop_token_id
     return pb.GenerateResponse(finished=finished)
+
+
+def _stats(session: Session, fallback_reason: str) -> pb.SpeculationStats:
+    speculation, counts = session.request.speculation, session.counts
+    return pb.SpeculationStats(
+        rounds=counts.rounds,
+        proposed_tokens=counts.proposed,
+        accepted_tokens=counts.accepted,
+        acceptance_rate=counts.acceptance_rate,
+        accepted_length=session.completion_tokens / counts.rounds if counts.rounds else 0.0,
+        wire_bytes=counts.wire_bytes,
+        drafter=DRAFTERS[speculation.drafter],
+        rule=RULES[speculation.rule],
+        fallback_reason=fallback_reason,
+        plain_rounds=counts.plain_rounds,
+        sources=[
+            pb.SourceStats(source=number, rounds=of.rounds, proposed_tokens=of.proposed, accepted_tokens=of.accepted)
+            for source, number in _SOURCES.items()
+            if (of := counts.by_source.get(source))
+        ],
+    )
 
 
 def _timings(session: Session) -> pb.Timings:

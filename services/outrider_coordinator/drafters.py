@@ -13,6 +13,7 @@ from outrider.acceptance.proposal import NO_PROPOSAL, Proposal
 from outrider.errors import OutriderError
 from outrider.protocol.items import Close, Drafted, DraftReply, DraftRequest, FailureCode, Key, Open, Propose
 from outrider.rpc.replica_link import ItemError, ReplicaLink
+from outrider.telemetry import metrics
 from outrider.telemetry.logs import get_logger
 from outrider_coordinator.replicas import Replicas
 from outrider_coordinator.session import Session
@@ -27,25 +28,17 @@ class Drafter(Protocol):
 
     fallback_reason: str  # why it stopped proposing, if it did
 
+    def level(self, committed: Sequence[int]) -> int:
+        """How much speaks for its next token, as `AcceptanceEstimate` counts it; 0 while it has nothing to propose."""
+
+    def up_to_date(self, committed: Sequence[int], max_tokens: int) -> bool:
+        """False if its next proposal has first to catch up, so that its time says nothing of the ones to come."""
+
     async def propose(self, committed: Sequence[int], max_tokens: int) -> Proposal:
         """At most `max_tokens` deep; `NO_PROPOSAL` whenever nothing is at hand. Never raises for a lost replica."""
 
     async def close(self) -> None:
         """Free what the drafter holds for the session."""
-
-
-class NoDrafter:
-    """Plain decoding."""
-
-    def __init__(self, fallback_reason: str = "") -> None:
-        self.fallback_reason = fallback_reason
-
-    async def propose(self, committed: Sequence[int], max_tokens: int) -> Proposal:
-        """No proposal."""
-        return NO_PROPOSAL
-
-    async def close(self) -> None:
-        """Nothing to free."""
 
 
 class NgramDrafter:
@@ -54,6 +47,15 @@ class NgramDrafter:
     def __init__(self) -> None:
         self.fallback_reason = ""
         self._index = NgramIndex()
+
+    def level(self, committed: Sequence[int]) -> int:
+        """How many of the last tokens occurred before in that order."""
+        self._index.extend(committed[len(self._index) :])
+        return self._index.matched
+
+    def up_to_date(self, committed: Sequence[int], max_tokens: int) -> bool:
+        """Always."""
+        return True
 
     async def propose(self, committed: Sequence[int], max_tokens: int) -> Proposal:
         """What followed the same few tokens before."""
@@ -85,7 +87,16 @@ class ModelDrafter:
         self._opening: asyncio.Task[None] | None = None
         self._epoch = 0
         self._known = 0  # committed tokens the draft has been told of
+        self._drafted_at = 0  # committed tokens when it last drafted in this opening: the KV of those is there
         self._next_try = 0.0  # time.monotonic seconds; infinity once the session has outgrown the draft
+
+    def level(self, committed: Sequence[int]) -> int:
+        """1 once the draft holds the session; starts opening it where that is due."""
+        return int(self._is_open(committed))
+
+    def up_to_date(self, committed: Sequence[int], max_tokens: int) -> bool:
+        """False for the first guess after opening, and when more was committed since the last than one round does."""
+        return self._drafted_at > 0 and len(committed) - self._drafted_at <= max_tokens + 1
 
     async def propose(self, committed: Sequence[int], max_tokens: int) -> Proposal:
         """The draft's guess, or none if it is not there yet, is late, or is gone."""
@@ -113,7 +124,7 @@ class ModelDrafter:
         item = Propose(self._key(base), known, tuple(committed[known:]), max_tokens)
         exchange = await self._link.call(item, self._timeout_s)
         self._session.counts.wire_bytes += exchange.wire_bytes
-        self._known = base
+        self._known = self._drafted_at = base
         return exchange.reply.proposal if isinstance(exchange.reply, Drafted) else NO_PROPOSAL
 
     def _is_open(self, committed: Sequence[int]) -> bool:
@@ -132,6 +143,7 @@ class ModelDrafter:
         try:
             link = await self._replicas.bind_draft(self._session.number)
             self._link, self._epoch, self._known = link, next(self._epochs), len(committed)
+            self._drafted_at = 0
             exchange = await link.call(self._open_item(committed), self._timeout_s)
             self._session.counts.wire_bytes += exchange.wire_bytes
         except OutriderError as error:
@@ -156,6 +168,7 @@ class ModelDrafter:
         outgrown = isinstance(error, ItemError) and error.code is FailureCode.CONTEXT_LENGTH
         self._next_try = float("inf") if outgrown else time.monotonic() + self._retry_s
         log.warning("session %d goes on without its draft: %s", self._session.number, error)
+        metrics.fallbacks.add(1, {"cause": "draft"})
         if self._link is not None:
             link, self._link = self._link, None
             link.tell(Close(self._key(self._known)))

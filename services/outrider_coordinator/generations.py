@@ -9,16 +9,25 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from outrider.acceptance.control import DraftControl, Policy
+from outrider.acceptance.costs import RoundCosts
+from outrider.acceptance.proposal import Source
+from outrider.acceptance.stopping import FinishReason
 from outrider.errors import InvalidArgument
 from outrider.telemetry import metrics
 from outrider_coordinator.admission import Admission
-from outrider_coordinator.drafters import Drafter, ModelDrafter, NgramDrafter, NoDrafter
+from outrider_coordinator.drafters import Drafter, ModelDrafter, NgramDrafter
 from outrider_coordinator.generate import generate
+from outrider_coordinator.recorder import Recorder
 from outrider_coordinator.replicas import Replicas
 from outrider_coordinator.request import DrafterKind, Request
 from outrider_coordinator.session import Delta, Session
 from outrider_coordinator.settings import CoordinatorSettings
+from outrider_coordinator.speculator import Speculator
 from outrider_coordinator.target import TargetBinding
+
+COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
+"""Ends of answers that are worth recording."""
 
 
 @dataclass(slots=True)
@@ -32,23 +41,23 @@ class _Running:
 class Generation:
     """One generation: iterate over its deltas; afterwards `session` and `fallback_reason` tell how it went."""
 
-    def __init__(self, session: Session, target: TargetBinding, drafter: Drafter) -> None:
+    def __init__(self, session: Session, target: TargetBinding, speculator: Speculator) -> None:
         self.session = session
         self._target = target
-        self._drafter = drafter
+        self._speculator = speculator
 
     @property
     def fallback_reason(self) -> str:
-        """Why the drafter stopped proposing, if it did."""
-        return self._drafter.fallback_reason
+        """Why speculation stopped, if it did."""
+        return self._speculator.fallback_reason
 
     def deltas(self) -> AsyncIterator[Delta]:
         """The rounds' deltas, in order."""
-        return generate(self.session, self._target, self._drafter)
+        return generate(self.session, self._target, self._speculator)
 
     async def close(self) -> None:
         """Free what the replicas hold."""
-        await self._drafter.close()
+        await self._speculator.close()
         await self._target.close()
 
 
@@ -61,6 +70,8 @@ class Generations:
         self._numbers = itertools.count(1)
         self._epochs = itertools.count(1)  # one counter for all: an epoch is never used twice
         self._running: dict[str, _Running] = {}
+        self.costs = RoundCosts()
+        self.recorder: Recorder | None = None
         self.admission = Admission(settings.max_sessions, settings.max_waiting, settings.queue_timeout_s)
 
     def start(self, request: Request) -> Generation:
@@ -74,7 +85,7 @@ class Generations:
             failover_s=self._settings.failover_s,
             epochs=self._epochs,
         )
-        return Generation(session, target, self._drafter(session))
+        return Generation(session, target, self._speculator(session))
 
     async def run(self, generation: Generation) -> AsyncIterator[Delta]:
         """Run a generation to its end, or until `abort`; its replicas are free afterwards, whatever happens."""
@@ -96,6 +107,8 @@ class Generations:
             del self._running[session.request.request_id]
             await generation.close()
             _record(session)
+            if self.recorder is not None and session.finish is not None and session.finish.reason in COMPLETE:
+                self.recorder.add(session)
 
     def abort(self, request_id: str) -> bool:
         """End a generation; False if none of that id runs."""
@@ -114,22 +127,24 @@ class Generations:
         self._running[request_id] = entry = _Running(task)
         return entry
 
-    def _drafter(self, session: Session) -> Drafter:
-        match session.request.speculation.drafter:
-            case DrafterKind.NGRAM:
-                return NgramDrafter()
-            case DrafterKind.MODEL if not self._replicas.drafts:
-                return NoDrafter("this coordinator has no draft replicas")
-            case DrafterKind.MODEL:
-                return ModelDrafter(
-                    session,
-                    self._replicas,
-                    timeout_s=self._settings.draft_timeout_s,
-                    retry_s=self._settings.draft_retry_s,
-                    epochs=self._epochs,
-                )
-            case _:
-                return NoDrafter()
+    def _speculator(self, session: Session) -> Speculator:
+        settings, wanted = self._settings, session.request.speculation
+        policy = Policy(wanted.fixed_length, settings.fallback_window, settings.fallback_acceptance)
+        kinds = {wanted.drafter} if wanted.drafter is not DrafterKind.AUTO else {DrafterKind.NGRAM, DrafterKind.MODEL}
+        drafters: dict[Source, Drafter] = {}
+        if DrafterKind.NGRAM in kinds:
+            drafters[Source.NGRAM] = NgramDrafter()
+        if DrafterKind.MODEL in kinds and self._replicas.drafts:
+            drafters[Source.MODEL] = ModelDrafter(
+                session,
+                self._replicas,
+                timeout_s=settings.draft_timeout_s,
+                retry_s=settings.draft_retry_s,
+                epochs=self._epochs,
+            )
+        lacking = wanted.drafter is DrafterKind.MODEL and not drafters
+        reason = "this coordinator has no draft replicas" if lacking else ""
+        return Speculator(session, DraftControl(self.costs, policy), drafters, reason=reason)
 
 
 def _record(session: Session) -> None:
@@ -140,6 +155,8 @@ def _record(session: Session) -> None:
     metrics.prompt_tokens.add(len(session.request.prompt))
     metrics.completion_tokens.add(session.completion_tokens)
     metrics.rounds.add(session.counts.rounds, drafter)
+    for (source, length), rounds in session.counts.lengths.items():
+        metrics.guess_lengths.add(rounds, {"source": source.value, "length": length})
     if session.counts.proposed:
         metrics.proposed_tokens.add(session.counts.proposed, drafter)
         metrics.accepted_tokens.add(session.counts.accepted, drafter)

@@ -16,6 +16,7 @@ from outrider.telemetry.logs import get_logger
 from outrider.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from outrider_coordinator.convert import Defaults
 from outrider_coordinator.generations import Generations
+from outrider_coordinator.recorder import Recorder
 from outrider_coordinator.replicas import Replicas
 from outrider_coordinator.request import DrafterKind
 from outrider_coordinator.servicer import GenerationServicer
@@ -77,12 +78,26 @@ class Coordinator:
             seconds = self._settings.start_timeout_s
             raise Unavailable(f"no verifier answered within {seconds:g} s (tried {addresses})") from None
         log.info("target: %s", target.model)
+        self.generations.recorder = self._recorder(target.model.vocabulary_fingerprint)
 
     async def disconnect(self) -> None:
         """Close the links; the replicas free what they held."""
         if self._links is not None:
             self._links.cancel()
             await asyncio.gather(self._links, return_exceptions=True)
+        if self.generations.recorder is not None:
+            await asyncio.to_thread(self.generations.recorder.stop)
+            self.generations.recorder = None
+
+    def _recorder(self, fingerprint: str) -> Recorder | None:
+        settings = self._settings
+        if settings.record_to is None:
+            return None
+        log.info("recording %g of the answers to %s", settings.record_share, settings.record_to)
+        size = settings.record_max_mb * 1_000_000
+        return Recorder(
+            settings.record_to, share=settings.record_share, max_bytes=size, vocabulary_fingerprint=fingerprint
+        )
 
     def _links_ended(self, links: asyncio.Task[None]) -> None:
         if not links.cancelled():  # a link never ends by itself: this is a bug, and no session could go on

@@ -24,6 +24,7 @@ class DrafterKind(StrEnum):
     NONE = "none"
     NGRAM = "ngram"
     MODEL = "model"
+    AUTO = "auto"  # each round what is expected to be fastest
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Speculation:
     drafter: DrafterKind
     max_draft_tokens: int  # longest guess per round
     rule: Rule
+    fixed_length: bool = False  # guess that much in every round, whatever comes of it
 
 
 @dataclass(frozen=True, slots=True)

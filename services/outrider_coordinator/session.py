@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from outrider.acceptance.accept import accept
-from outrider.acceptance.proposal import Outcome, Proposal, RowLogprobs, Verdict
+from outrider.acceptance.proposal import Outcome, Proposal, RowLogprobs, Source, Verdict
 from outrider.acceptance.stopping import Detokenizer, Emission, Finish, Stopper
 from outrider_coordinator.request import Request
 
@@ -27,6 +28,16 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
+    accepted: int = 0  # proposed tokens among them
+
+
+@dataclass(slots=True)
+class SourceCounts:
+    """What came from one source of guesses."""
+
+    rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True)
@@ -34,10 +45,25 @@ class Counts:
     """What a generation did. Every count ends with the last emitted token, as usage does."""
 
     rounds: int = 0
-    proposed: int = 0
-    accepted: int = 0
+    by_source: dict[Source, SourceCounts] = field(default_factory=dict)  # of rounds with a proposal
+    lengths: Counter[tuple[Source, int]] = field(default_factory=Counter)  # rounds, by source and proposed tokens
     cached_tokens: int = 0
     wire_bytes: int = 0
+
+    @property
+    def proposed(self) -> int:
+        """Proposed tokens."""
+        return sum(of.proposed for of in self.by_source.values())
+
+    @property
+    def accepted(self) -> int:
+        """Proposed tokens that stand."""
+        return sum(of.accepted for of in self.by_source.values())
+
+    @property
+    def plain_rounds(self) -> int:
+        """Rounds without a proposal."""
+        return self.rounds - sum(of.rounds for of in self.by_source.values())
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -90,7 +116,8 @@ class Session:
         emission = self._stopper.push(outcome.tokens(proposal.tree))
         self.committed.extend(emission.token_ids)
         self._count(proposal, outcome, emission)
-        return Delta(emission.text, emission.token_ids, self._logprobs(outcome, emission, verdict))
+        accepted = min(len(outcome.accepted), len(emission.token_ids))
+        return Delta(emission.text, emission.token_ids, self._logprobs(outcome, emission, verdict), accepted)
 
     def abort(self) -> Delta:
         """End now; the text held back so far comes out."""
@@ -99,9 +126,13 @@ class Session:
     def _count(self, proposal: Proposal, outcome: Outcome, emission: Emission) -> None:
         emitted = len(emission.token_ids)
         self.counts.rounds += 1
-        # Nodes below the end of the answer were never in question.
-        self.counts.proposed += sum(depth <= emitted for depth in proposal.tree.depths())
-        self.counts.accepted += min(len(outcome.accepted), emitted)
+        self.counts.lengths[proposal.source, len(proposal)] += 1
+        if len(proposal):
+            of = self.counts.by_source.setdefault(proposal.source, SourceCounts())
+            of.rounds += 1
+            # Nodes below the end of the answer were never in question.
+            of.proposed += sum(depth <= emitted for depth in proposal.tree.depths())
+            of.accepted += min(len(outcome.accepted), emitted)
         if emitted and self.clock.first_token is None:
             self.clock.first_token = time.monotonic()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from outrider.acceptance.params import Rule
@@ -23,10 +25,24 @@ class CoordinatorSettings(Settings, env_prefix="OUTRIDER_COORDINATOR_"):
     max_draft_tokens: int = Field(
         4, ge=0, le=MAX_DRAFT_TOKENS, description="Longest guess per round; 0 switches it off."
     )
+    fixed_length: bool = Field(
+        False, description="Guess that much in every round, whether it pays or not, unless a request says otherwise."
+    )
+    fallback_window: int = Field(
+        200, ge=1, description="Guessed tokens by which a request's guesses are judged; see fallback_acceptance."
+    )
+    fallback_acceptance: float = Field(
+        0.5, ge=0, le=1, description="A request of whose guessed tokens fewer stand goes on without; 0: never."
+    )
     rule: Rule = Field(
         Rule.MATCH,
         description="How guesses are accepted; under match the answer depends on target, request and seed alone.",
     )
+    record_to: Path | None = Field(
+        None, description="File that answers are recorded to, prompts included, for `outrider distill --from-log`."
+    )
+    record_share: float = Field(0.1, gt=0, le=1, description="Part of the answers that record_to gets.")
+    record_max_mb: int = Field(64, ge=1, description="Size at which record_to stops to grow, in MB.")
     default_max_tokens: int = Field(1024, ge=1, description="Most output tokens of a request that sets no limit.")
     max_sessions: int = Field(1024, ge=1, description="Generations that run at the same time.")
     max_waiting: int = Field(1024, ge=0, description="Requests that wait for one to end; more are refused.")
@@ -43,4 +59,4 @@ class CoordinatorSettings(Settings, env_prefix="OUTRIDER_COORDINATOR_"):
     @property
     def speculation(self) -> Speculation:
         """What a request without wishes gets."""
-        return Speculation(self.drafter, self.max_draft_tokens, self.rule)
+        return Speculation(self.drafter, self.max_draft_tokens, self.rule, self.fixed_length)

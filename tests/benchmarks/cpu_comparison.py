@@ -107,6 +107,7 @@ def outrider_systems(client: Client, max_tokens: int) -> dict[str, Answer]:
     def answer_with(drafter: str) -> Answer:
         def answer(prompt: list[int]) -> list[int]:
             options: dict[str, Any] = {"temperature": 0, "max_tokens": max_tokens, "max_draft_tokens": GUESS}
+            options["fixed_length"] = drafter != "none"
             return list(client.generate(token_ids=prompt, drafter=drafter, **options).token_ids)  # type: ignore[arg-type]
 
         return answer

@@ -73,7 +73,10 @@ async def run(arguments: argparse.Namespace, prompts: list[tuple[str, list[int]]
             for temperature in TEMPERATURES:
                 for rule in RULES if temperature else RULES[:1]:
                     runs.append({"draft": name, **await measure(cluster, prompts, temperature, rule, arguments)})
-                    print({key: value for key, value in runs[-1].items() if key not in ("categories", "answers")}, flush=True)
+                    print(
+                        {key: value for key, value in runs[-1].items() if key not in ("categories", "answers")},
+                        flush=True,
+                    )
                     if rule == "match" and temperature:
                         runs.append(
                             {"draft": name, **argmax(directory, runs[-1].pop("answers"), temperature, arguments)}
@@ -101,6 +104,7 @@ async def measure(
                 seed=seed,
                 max_tokens=arguments.max_tokens,
                 max_draft_tokens=arguments.draft_tokens,
+                fixed_length=True,
             )
 
     completions = await asyncio.gather(*(answer(seed, prompt) for seed, (_, prompt) in enumerate(prompts)))

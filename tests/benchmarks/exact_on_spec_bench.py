@@ -94,7 +94,9 @@ async def answer_all(
 
     async def answer(prompt: list[int]) -> Any:
         async with places:
-            return await cluster.generate(prompt, drafter=drafter, temperature=0, max_tokens=max_tokens)
+            return await cluster.generate(
+                prompt, drafter=drafter, temperature=0, max_tokens=max_tokens, fixed_length=True
+            )
 
     answers = await asyncio.gather(*(answer(prompt) for prompt in prompts))
     proposed = sum(a.speculation.proposed_tokens for a in answers)

@@ -68,7 +68,8 @@ def answer(
     client: Client, name: str, place: int, request: dict[str, Any], temperature: float, max_tokens: int
 ) -> dict[str, Any]:
     """One prompt, plain and with the draft."""
-    options = {"temperature": temperature, "seed": place, "max_tokens": max_tokens, "max_draft_tokens": LONGEST_GUESS}
+    options: dict[str, Any] = {"temperature": temperature, "seed": place, "max_tokens": max_tokens}
+    options |= {"max_draft_tokens": LONGEST_GUESS, "fixed_length": True}
     started = time.perf_counter()
     plain = client.generate(**request, **options, drafter="none")
     middle = time.perf_counter()

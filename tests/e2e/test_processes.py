@@ -19,7 +19,7 @@ from outrider_cli.cluster import LocalCluster
 from tests.conftest import TinyModel
 
 PROMPT = "again and again and again"
-OPTIONS: dict[str, Any] = {"temperature": 0.8, "seed": 21, "max_tokens": 120, "ignore_eos": True}
+OPTIONS: dict[str, Any] = {"temperature": 0.8, "seed": 21, "max_tokens": 120, "ignore_eos": True, "fixed_length": True}
 REPLICA = ["--kv-tokens", "4096", "--threads", "1", "--grace-s", "0.5"]
 
 

@@ -13,7 +13,7 @@ from tests.reference import greedy, load_reference
 from tests.tiny_models import TEXTS
 
 ARCHITECTURES = ["llama", "qwen2", "gemma2", "gpt2"]
-DRAFTERS = ["none", "ngram", "model"]
+DRAFTERS = ["none", "ngram", "model", "auto"]
 
 
 def prompts(directory: Path) -> list[list[int]]:
@@ -24,20 +24,25 @@ def prompts(directory: Path) -> list[list[int]]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("guesser", ["own layers", "noise"])
-async def test_greedy_equals_transformers(tiny_model: TinyModel, architecture: str, guesser: str) -> None:
+@pytest.mark.parametrize("fixed_length", [True, False], ids=["fixed", "adaptive"])
+async def test_greedy_equals_transformers(
+    tiny_model: TinyModel, architecture: str, guesser: str, fixed_length: bool
+) -> None:
     target = tiny_model(architecture)
     # A draft of other random weights guesses noise: nearly everything it proposes is wrong.
     draft, settings = (target, {"layers": 2}) if guesser == "own layers" else (tiny_model(architecture, seed=7), {})
     expected = [greedy(target, prompt, 24) for prompt in prompts(target)]
+    options = {"temperature": 0, "fixed_length": fixed_length}
     async with running_cluster(target, draft, draft=settings) as cluster:
-        for drafter in DRAFTERS if guesser == "own layers" else ["model"]:
-            alone = [await ids(cluster, p, drafter=drafter, temperature=0) for p in prompts(target)[:3]]
+        for drafter in DRAFTERS if guesser == "own layers" else ["model", "auto"]:
+            alone = [await ids(cluster, p, drafter=drafter, **options) for p in prompts(target)[:3]]
             assert alone == expected[:3], drafter
-            together = await asyncio.gather(*(ids(cluster, p, drafter=drafter, temperature=0) for p in prompts(target)))
+            together = await asyncio.gather(*(ids(cluster, p, drafter=drafter, **options) for p in prompts(target)))
             assert list(together) == expected, drafter
 
 
-async def test_sampled_output_does_not_depend_on_the_drafter(tiny_model: TinyModel) -> None:
+@pytest.mark.parametrize("fixed_length", [True, False], ids=["fixed", "adaptive"])
+async def test_sampled_output_does_not_depend_on_the_drafter(tiny_model: TinyModel, fixed_length: bool) -> None:
     target = tiny_model("llama")
     async with running_cluster(target, target, draft={"layers": 2}) as cluster:
         first, *others = prompts(target)
@@ -46,9 +51,10 @@ async def test_sampled_output_does_not_depend_on_the_drafter(tiny_model: TinyMod
         for drafter in DRAFTERS:
             for longest in range(9):
                 options = {"drafter": drafter, "temperature": 0.8, "seed": 11, "max_draft_tokens": longest}
+                options |= {"fixed_length": fixed_length}
                 assert await ids(cluster, first, **options) == expected, (drafter, longest)
             among = await asyncio.gather(
-                ids(cluster, first, drafter=drafter, temperature=0.8, seed=11),
+                ids(cluster, first, drafter=drafter, temperature=0.8, seed=11, fixed_length=fixed_length),
                 *(ids(cluster, p, drafter=drafter, temperature=1.2, seed=5) for p in others),
             )
             assert among[0] == expected, drafter
@@ -60,7 +66,7 @@ async def test_case_05_a_draft_with_the_targets_weights_is_always_right(tiny_mod
         for temperature in (0.0, 0.9):
             for prompt in prompts(target)[:4]:
                 done = await cluster.generate(
-                    prompt, drafter="model", max_draft_tokens=4, temperature=temperature, seed=3, ignore_eos=True
+                    prompt, drafter="model", fixed_length=True, temperature=temperature, seed=3, ignore_eos=True
                 )
                 assert done.speculation.proposed_tokens > 0
                 assert done.speculation.accepted_tokens == done.speculation.proposed_tokens
@@ -70,7 +76,16 @@ async def test_case_06_concurrent_requests_equal_their_solo_runs(tiny_model: Tin
     target = tiny_model("llama")
     async with running_cluster(target, target, draft={"layers": 2}) as cluster:
         requests = [
-            (prompt, {"drafter": "model", "max_draft_tokens": index % 6, "temperature": 0.7, "seed": index})
+            (
+                prompt,
+                {
+                    "drafter": "model",
+                    "max_draft_tokens": index % 6,
+                    "temperature": 0.7,
+                    "seed": index,
+                    "fixed_length": True,
+                },
+            )
             for index, prompt in enumerate(prompts(target))
         ]
         solo = [await ids(cluster, prompt, **options) for prompt, options in requests]
@@ -84,7 +99,15 @@ async def test_case_04_greedy_and_sampled_requests_share_a_batch(tiny_model: Tin
         expected = greedy(target, prompt, 20)
         answers = await asyncio.gather(
             *(
-                ids(cluster, prompt, drafter="model", temperature=0.8 * (index % 2), seed=index, max_tokens=20)
+                ids(
+                    cluster,
+                    prompt,
+                    drafter="model",
+                    temperature=0.8 * (index % 2),
+                    seed=index,
+                    max_tokens=20,
+                    fixed_length=True,
+                )
                 for index in range(8)
             )
         )
@@ -97,9 +120,10 @@ async def test_case_19_padding_ids_are_never_proposed_or_emitted(tiny_model: Tin
     target = tiny_model("qwen2")
     async with running_cluster(target, target, draft={"layers": 1}) as cluster:
         for rule in ("match", "rejection", "block"):
+            options = {"ignore_eos": True, "fixed_length": True}
             answers = await asyncio.gather(
                 *(
-                    ids(cluster, prompt, drafter="model", rule=rule, temperature=20.0, seed=seed, ignore_eos=True)
+                    ids(cluster, prompt, drafter="model", rule=rule, temperature=20.0, seed=seed, **options)
                     for seed, prompt in enumerate(prompts(target))
                 )
             )

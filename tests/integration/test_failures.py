@@ -13,7 +13,8 @@ from tests.cluster import Cluster, running_cluster, start_draft, start_verifier,
 from tests.conftest import TinyModel
 
 PROMPT = "again and again and again"
-OPTIONS: dict[str, Any] = {"temperature": 0.8, "seed": 21, "max_tokens": 60, "ignore_eos": True}
+# A fixed length keeps the drafts at work, whatever they are worth on this machine.
+OPTIONS: dict[str, Any] = {"temperature": 0.8, "seed": 21, "max_tokens": 60, "ignore_eos": True, "fixed_length": True}
 
 
 def free_tokens(cluster: Cluster) -> list[int]:
@@ -211,7 +212,9 @@ async def test_case_29_metric_sums_equal_usage_sums(tiny_model: TinyModel) -> No
     metrics.set_meter_provider(MeterProvider([reader]))
     target = tiny_model("llama")
     async with running_cluster(target, target, draft={"layers": 2}) as cluster:
-        requests = [{"drafter": drafter, "seed": seed} for seed, drafter in enumerate(("none", "ngram", "model") * 2)]
+        requests = [
+            {"drafter": drafter, "seed": seed} for seed, drafter in enumerate(("none", "ngram", "model", "auto") * 2)
+        ]
         before = _sums(reader)
         answers = await asyncio.gather(*(cluster.generate(PROMPT, **(OPTIONS | request)) for request in requests))
         grown = {name: value - before.get(name, 0) for name, value in _sums(reader).items()}
@@ -219,6 +222,7 @@ async def test_case_29_metric_sums_equal_usage_sums(tiny_model: TinyModel) -> No
     assert grown["outrider.tokens.prompt"] == sum(answer.usage.prompt_tokens for answer in answers)
     assert grown["outrider.tokens.proposed"] == sum(answer.speculation.proposed_tokens for answer in answers)
     assert grown["outrider.tokens.accepted"] == sum(answer.speculation.accepted_tokens for answer in answers)
+    assert grown["outrider.guess_lengths"] == grown["outrider.rounds"]
     assert grown["outrider.rounds"] == sum(answer.speculation.rounds for answer in answers)
     assert grown["outrider.requests"] == len(answers)
 

@@ -18,7 +18,7 @@ from tests.conftest import TinyModel
 from tests.reference import load_reference
 
 PROMPT = "again and again and again and again"
-DRAFTERS = ["none", "ngram", "model"]
+DRAFTERS = ["none", "ngram", "model", "auto"]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def answers(cluster: Cluster, prompt: str = PROMPT, **options: Any) -> list[Completion]:
-    """The same request with every drafter, five tokens at a time."""
-    options = {"temperature": 0, "max_draft_tokens": 5, "max_tokens": 24} | options
+    """The same request with every drafter, five tokens at a time, so that everything happens inside chunks."""
+    options = {"temperature": 0, "max_draft_tokens": 5, "fixed_length": True, "max_tokens": 24} | options
     return [await cluster.generate(prompt, drafter=drafter, **options) for drafter in DRAFTERS]
 
 
@@ -135,7 +135,7 @@ async def test_logprobs_under_rejection_belong_to_the_emitted_tokens(cluster: Cl
     model, tokenizer = load_reference(tiny_model("llama"))
     for rule in ("rejection", "block"):
         answer = await cluster.generate(
-            PROMPT, drafter="model", rule=rule, temperature=1.0, seed=9, logprobs=0, max_tokens=24
+            PROMPT, drafter="model", rule=rule, temperature=1.0, seed=9, logprobs=0, max_tokens=24, fixed_length=True
         )
         ids = tokenizer(PROMPT)["input_ids"] + list(answer.token_ids)
         with torch.inference_mode():
@@ -148,7 +148,7 @@ async def test_logprobs_under_rejection_belong_to_the_emitted_tokens(cluster: Cl
 async def test_case_28_the_stream_joined_is_the_whole_answer(cluster: Cluster) -> None:
     """High temperature gives bytes that are no text; the stream must hold them back and flush the tail."""
     for seed in range(6):
-        options = {"temperature": 2.0, "seed": seed, "max_tokens": 30, "drafter": "model", "max_draft_tokens": 5}
+        options = {"temperature": 2.0, "seed": seed, "max_tokens": 30, "drafter": "model", "fixed_length": True}
         whole = await cluster.generate(PROMPT, **options)
         text, ids = "", []
         async with cluster.client.stream(PROMPT, **options) as stream:
@@ -160,11 +160,13 @@ async def test_case_28_the_stream_joined_is_the_whole_answer(cluster: Cluster) -
 
 
 async def test_case_29_rate_is_absent_when_nothing_was_drafted(cluster: Cluster) -> None:
-    plain, ngram, model = await answers(cluster)
+    plain, ngram, model, auto = await answers(cluster)
     assert plain.speculation.acceptance_rate is None
     assert plain.speculation.proposed_tokens == 0
     assert plain.speculation.accepted_length == 1.0
+    assert plain.speculation.plain_rounds == plain.speculation.rounds
     assert model.speculation.acceptance_rate == 1.0
+    assert auto.speculation.proposed_tokens > 0
     assert ngram.speculation.proposed_tokens == 0 or ngram.speculation.acceptance_rate is not None
 
 
@@ -172,7 +174,13 @@ async def test_case_22_proposals_stop_at_the_end_of_the_context(cluster: Cluster
     """The tiny models hold 256 tokens."""
     for drafter in DRAFTERS:
         answer = await cluster.generate(
-            [5, 6, 7, 8] * 63, drafter=drafter, max_draft_tokens=9, max_tokens=50, temperature=0, ignore_eos=True
+            [5, 6, 7, 8] * 63,
+            drafter=drafter,
+            max_draft_tokens=9,
+            max_tokens=50,
+            temperature=0,
+            ignore_eos=True,
+            fixed_length=True,
         )
         assert answer.usage.prompt_tokens == 252
         assert answer.usage.completion_tokens == 4
@@ -187,7 +195,7 @@ async def test_concurrent_mixed_requests_equal_their_solo_runs(cluster: Cluster)
         {"temperature": 1.4, "seed": 3, "stop": ["e"]},
         {"temperature": 0.0, "logprobs": 3},
     ]
-    common = {"drafter": "model", "max_tokens": 20}
+    common = {"drafter": "model", "max_tokens": 20, "fixed_length": True}
     solo = [await cluster.generate(PROMPT, **common, **request) for request in requests]
     together = await asyncio.gather(*(cluster.generate(PROMPT, **common, **request) for request in requests))
     assert [answer.token_ids for answer in together] == [answer.token_ids for answer in solo]

@@ -48,12 +48,14 @@ class NgramIndex:
                 else:
                     self._follower[gram] = earlier
 
+    @property
+    def matched(self) -> int:
+        """Length of the longest suffix that occurred before, as far as it is looked up; 0 if none did."""
+        return self._match()[0]
+
     def propose(self, max_tokens: int) -> Proposal:
         """A chain of up to `max_tokens` tokens, or `NO_PROPOSAL` where no suffix occurred before."""
-        end = len(self._tokens)
-        start = next(
-            (s for gram in reversed(self._ending_at(end)) if (s := self._follower.get(gram)) is not None), None
-        )
+        _, start = self._match()
         if start is None or max_tokens <= 0:
             return NO_PROPOSAL
         # A copy that runs into its own beginning goes on in the same period, as in LZ77.
@@ -62,6 +64,13 @@ class NgramIndex:
         while len(copied) < max_tokens:
             copied.append(copied[-period])
         return Proposal(TokenTree.chain(copied), Source.NGRAM)
+
+    def _match(self) -> tuple[int, int | None]:
+        """Length of the longest known suffix, and the index of the token that followed it."""
+        for gram in reversed(self._ending_at(len(self._tokens))):
+            if (start := self._follower.get(gram)) is not None:
+                return len(gram), start
+        return 0, None
 
     def _ending_at(self, end: int) -> list[tuple[int, ...]]:
         return [tuple(self._tokens[end - n : end]) for n in self._sizes if n <= end]

@@ -17,6 +17,7 @@ from outrider.client.results import (
     Drafter,
     FinishReason,
     ServiceInfo,
+    SourceStats,
     Speculation,
     SpeculationStats,
     Timings,
@@ -35,6 +36,7 @@ _DRAFTERS = {
     Drafter.NONE: generation_pb2.DRAFTER_NONE,
     Drafter.NGRAM: generation_pb2.DRAFTER_NGRAM,
     Drafter.MODEL: generation_pb2.DRAFTER_MODEL,
+    Drafter.AUTO: generation_pb2.DRAFTER_AUTO,
 }
 _DRAFTERS_BACK: dict[int, Drafter] = {number: drafter for drafter, number in _DRAFTERS.items()}
 _REASONS: dict[int, FinishReason] = {
@@ -134,6 +136,8 @@ def _set_speculation(speculation: generation_pb2.Speculation, options: RequestOp
         speculation.drafter = _DRAFTERS[_choice("drafter", options["drafter"], Drafter)]
     if "max_draft_tokens" in options:
         _set(speculation, "max_draft_tokens", options["max_draft_tokens"])
+    if "fixed_length" in options:
+        _set(speculation, "fixed_length", options["fixed_length"])
     if "rule" in options:
         speculation.rule = RULES[_choice("rule", options["rule"], Rule)]
 
@@ -209,6 +213,7 @@ def service_info_from_proto(response: generation_pb2.GetModelInfoResponse) -> Se
             drafter=_DRAFTERS_BACK.get(default.drafter, Drafter.NONE),
             max_draft_tokens=default.max_draft_tokens if default.HasField("max_draft_tokens") else None,
             rule=rule_from_proto(default.rule),
+            fixed_length=default.fixed_length,
         ),
         version=response.version,
     )
@@ -230,6 +235,11 @@ def _stats_from_proto(stats: generation_pb2.SpeculationStats) -> SpeculationStat
         drafter=_DRAFTERS_BACK.get(stats.drafter, Drafter.NONE),
         rule=rule_from_proto(stats.rule),
         fallback_reason=stats.fallback_reason,
+        plain_rounds=stats.plain_rounds,
+        sources=tuple(
+            SourceStats(_DRAFTERS_BACK.get(of.source, Drafter.NONE), of.rounds, of.proposed_tokens, of.accepted_tokens)
+            for of in stats.sources
+        ),
     )
 
 

@@ -45,8 +45,9 @@ class RequestOptions(TypedDict, total=False):
 
     logprobs: int  # report each token's logprob and this many alternatives
 
-    drafter: Drafter | Literal["none", "ngram", "model"]
+    drafter: Drafter | Literal["none", "ngram", "model", "auto"]
     max_draft_tokens: int  # longest guess a round; 0: plain decoding
+    fixed_length: bool  # guess that much in every round, whether it pays or not
     rule: Rule | Literal["match", "rejection", "block"]
 
     request_id: str  # to `abort` with; left out: the service chooses one

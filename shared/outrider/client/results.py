@@ -15,6 +15,7 @@ class Drafter(StrEnum):
     NONE = "none"  # plain decoding
     NGRAM = "ngram"  # prompt lookup in the session's own tokens
     MODEL = "model"  # a draft model
+    AUTO = "auto"  # each round n-grams, the draft model or nothing: what is expected to be fastest
 
 
 class FinishReason(StrEnum):
@@ -64,6 +65,16 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceStats:
+    """What one source of guesses did in one answer."""
+
+    source: Drafter
+    rounds: int
+    proposed_tokens: int
+    accepted_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationStats:
     """How well the guesses of one answer did."""
 
@@ -75,7 +86,9 @@ class SpeculationStats:
     wire_bytes: int  # between coordinator and replicas, both ways
     drafter: Drafter
     rule: Rule
-    fallback_reason: str  # why speculation stopped early; empty if it did not
+    fallback_reason: str  # why speculation stopped early, or for a while; empty if it did not
+    plain_rounds: int = 0  # rounds without a guess
+    sources: tuple[SourceStats, ...] = ()  # one for each that guessed anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +123,7 @@ class Speculation:
     drafter: Drafter
     max_draft_tokens: int | None
     rule: Rule
+    fixed_length: bool = False
 
 
 @dataclass(frozen=True, slots=True)

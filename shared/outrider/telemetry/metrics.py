@@ -17,3 +17,9 @@ accepted_tokens = _meter.create_counter(
     "outrider.tokens.accepted", unit="{token}", description="Proposed tokens that stand and were emitted"
 )
 rounds = _meter.create_counter("outrider.rounds", unit="{round}", description="Verified rounds")
+guess_lengths = _meter.create_counter(
+    "outrider.guess_lengths", unit="{round}", description="Verified rounds, by source and length of the guess"
+)
+fallbacks = _meter.create_counter(
+    "outrider.fallbacks", unit="{fallback}", description="Times a request went on without its guesses, by cause"
+)

@@ -36,6 +36,8 @@ class _DrafterEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Drafter.Value
     """Prompt lookup in the session's own tokens."""
     DRAFTER_MODEL: _Drafter.ValueType  # 3
     """A draft model behind DraftService."""
+    DRAFTER_AUTO: _Drafter.ValueType  # 4
+    """Each round the n-gram match, the draft model or nothing: what is expected to be fastest."""
 
 class Drafter(_Drafter, metaclass=_DrafterEnumTypeWrapper):
     """Where guesses come from."""
@@ -48,6 +50,8 @@ DRAFTER_NGRAM: Drafter.ValueType  # 2
 """Prompt lookup in the session's own tokens."""
 DRAFTER_MODEL: Drafter.ValueType  # 3
 """A draft model behind DraftService."""
+DRAFTER_AUTO: Drafter.ValueType  # 4
+"""Each round the n-gram match, the draft model or nothing: what is expected to be fastest."""
 Global___Drafter: _TypeAlias = Drafter  # noqa: Y015
 
 class _FinishReason:
@@ -145,23 +149,34 @@ class Speculation(_message.Message):
     DRAFTER_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
+    FIXED_LENGTH_FIELD_NUMBER: _builtins.int
     drafter: Global___Drafter.ValueType
     max_draft_tokens: _builtins.int
     """Longest guess per round; absent: the coordinator's default. 0 is plain decoding."""
     rule: _sampling_pb2.AcceptanceRule.ValueType
+    fixed_length: _builtins.bool
+    """True: every round proposes exactly max_draft_tokens where it can, and bad guesses do not switch speculation off.
+    False: each round proposes as many as are expected to pay, which may be none. Absent: the coordinator's default.
+    """
     def __init__(
         self,
         *,
         drafter: Global___Drafter.ValueType = ...,
         max_draft_tokens: _builtins.int | None = ...,
         rule: _sampling_pb2.AcceptanceRule.ValueType = ...,
+        fixed_length: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "max_draft_tokens", b"max_draft_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fixed_length", b"_fixed_length", "_max_draft_tokens", b"_max_draft_tokens", "fixed_length", b"fixed_length", "max_draft_tokens", b"max_draft_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "drafter", b"drafter", "max_draft_tokens", b"max_draft_tokens", "rule", b"rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fixed_length", b"_fixed_length", "_max_draft_tokens", b"_max_draft_tokens", "drafter", b"drafter", "fixed_length", b"fixed_length", "max_draft_tokens", b"max_draft_tokens", "rule", b"rule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fixed_length: _TypeAlias = _typing.Literal["fixed_length"]  # noqa: Y015
+    _WhichOneofArgType__fixed_length: _TypeAlias = _typing.Literal["_fixed_length", b"_fixed_length"]  # noqa: Y015
     _WhichOneofReturnType__max_draft_tokens: _TypeAlias = _typing.Literal["max_draft_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_draft_tokens: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fixed_length) -> _WhichOneofReturnType__fixed_length | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_draft_tokens) -> _WhichOneofReturnType__max_draft_tokens | None: ...
 
 Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
@@ -440,6 +455,8 @@ class SpeculationStats(_message.Message):
     DRAFTER_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     FALLBACK_REASON_FIELD_NUMBER: _builtins.int
+    PLAIN_ROUNDS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     rounds: _builtins.int
     """Forward passes of the target that committed tokens, the one that ended the prompt included."""
     proposed_tokens: _builtins.int
@@ -456,7 +473,13 @@ class SpeculationStats(_message.Message):
     """The drafter and rule in effect."""
     rule: _sampling_pb2.AcceptanceRule.ValueType
     fallback_reason: _builtins.str
-    """Why speculation stopped before the end, if it did."""
+    """Why speculation stopped before the end, or for a while, if it did."""
+    plain_rounds: _builtins.int
+    """Those of `rounds` that proposed nothing."""
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceStats]:
+        """One per source that proposed anything; proposed_tokens and accepted_tokens are their sums."""
+
     def __init__(
         self,
         *,
@@ -469,16 +492,48 @@ class SpeculationStats(_message.Message):
         drafter: Global___Drafter.ValueType = ...,
         rule: _sampling_pb2.AcceptanceRule.ValueType = ...,
         fallback_reason: _builtins.str = ...,
+        plain_rounds: _builtins.int = ...,
+        sources: _abc.Iterable[Global___SourceStats] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "acceptance_rate", b"acceptance_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "acceptance_rate", b"acceptance_rate", "accepted_length", b"accepted_length", "accepted_tokens", b"accepted_tokens", "drafter", b"drafter", "fallback_reason", b"fallback_reason", "proposed_tokens", b"proposed_tokens", "rounds", b"rounds", "rule", b"rule", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "acceptance_rate", b"acceptance_rate", "accepted_length", b"accepted_length", "accepted_tokens", b"accepted_tokens", "drafter", b"drafter", "fallback_reason", b"fallback_reason", "plain_rounds", b"plain_rounds", "proposed_tokens", b"proposed_tokens", "rounds", b"rounds", "rule", b"rule", "sources", b"sources", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__acceptance_rate: _TypeAlias = _typing.Literal["acceptance_rate"]  # noqa: Y015
     _WhichOneofArgType__acceptance_rate: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__acceptance_rate) -> _WhichOneofReturnType__acceptance_rate | None: ...
 
 Global___SpeculationStats: _TypeAlias = SpeculationStats  # noqa: Y015
+
+@_typing.final
+class SourceStats(_message.Message):
+    """What one source of guesses did."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    PROPOSED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    source: Global___Drafter.ValueType
+    rounds: _builtins.int
+    proposed_tokens: _builtins.int
+    accepted_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        source: Global___Drafter.ValueType = ...,
+        rounds: _builtins.int = ...,
+        proposed_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "proposed_tokens", b"proposed_tokens", "rounds", b"rounds", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceStats: _TypeAlias = SourceStats  # noqa: Y015
 
 @_typing.final
 class Timings(_message.Message):

@@ -39,6 +39,14 @@ def test_the_longest_suffix_wins_over_a_more_recent_shorter_one():
     assert proposed(tokens, 1, min_n=2, max_n=2) == (40,)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "matched"),
+    [([1, 2, 3], 0), ([1, 2, 9, 1, 2], 2), ([0, 1, 2, 9, 0, 1, 2], 3), ([7, 0, 1, 2, 9, 7, 0, 1, 2], 4), ([4] * 9, 4)],
+)
+def test_matched_is_the_length_of_the_suffix_that_was_found(tokens, matched):
+    assert NgramIndex(tokens).matched == matched
+
+
 def test_the_most_recent_occurrence_wins():
     assert proposed([1, 2, 30, 1, 2, 40, 1, 2], 1) == (40,)
 

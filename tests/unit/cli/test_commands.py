@@ -51,7 +51,7 @@ def test_every_flag_of_generate_reaches_the_request() -> None:
         "--raw --max-tokens 9 --min-tokens 1 --stop END --stop . --stop-token-id 3 --include-stop --ignore-eos "
         "--temperature 0 --top-k 5 --top-p 0.5 --min-p 0.25 --repetition-penalty 1.5 --presence-penalty 0.5 "
         "--frequency-penalty -0.5 --logit-bias 7=-100 --logit-bias 8=2.5 --seed 11 --logprobs 2 --drafter model "
-        "--max-draft-tokens 0 --rule block"
+        "--max-draft-tokens 0 --fixed-length --rule block"
     )
     with serve_double(hello) as (address, double):
         result = run("generate", "Once", *flags, "--address", address, "--json")
@@ -78,7 +78,10 @@ def test_every_flag_of_generate_reaches_the_request() -> None:
             logit_bias=bias,
         ),
         speculation=pb.Speculation(
-            drafter=pb.DRAFTER_MODEL, max_draft_tokens=0, rule=sampling_pb2.ACCEPTANCE_RULE_BLOCK
+            drafter=pb.DRAFTER_MODEL,
+            max_draft_tokens=0,
+            rule=sampling_pb2.ACCEPTANCE_RULE_BLOCK,
+            fixed_length=True,
         ),
     )
 

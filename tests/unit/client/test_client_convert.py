@@ -3,7 +3,7 @@
 import pytest
 
 from outrider.acceptance.params import Rule
-from outrider.client import Chunk, Drafter, FinishReason, RequestOptions
+from outrider.client import Chunk, Drafter, FinishReason, RequestOptions, SourceStats
 from outrider.client.collector import Collector
 from outrider.client.convert import completion_from_proto, generate_request, service_info_from_proto, tokenize_request
 from outrider.errors import InternalError, InvalidArgument
@@ -30,6 +30,7 @@ EVERY_OPTION: RequestOptions = {
     "logprobs": 2,
     "drafter": "ngram",
     "max_draft_tokens": 0,
+    "fixed_length": True,
     "rule": Rule.BLOCK,
     "request_id": "mine",
 }
@@ -59,7 +60,10 @@ def test_every_option_reaches_its_field() -> None:
         seed=2**64 - 1,
         logprobs=2,
         speculation=pb.Speculation(
-            drafter=pb.DRAFTER_NGRAM, max_draft_tokens=0, rule=sampling_pb2.ACCEPTANCE_RULE_BLOCK
+            drafter=pb.DRAFTER_NGRAM,
+            max_draft_tokens=0,
+            rule=sampling_pb2.ACCEPTANCE_RULE_BLOCK,
+            fixed_length=True,
         ),
     )
 
@@ -102,7 +106,7 @@ def test_one_stop_string_is_not_taken_apart() -> None:
         ({"stop_token_ids": 12}, "stop_token_ids", "a list in which each is a whole number from 0 to 4294967295"),
         ({"logit_bias": {-1: 1.0}}, "logit_bias.token_id", "a whole number from 0 to 4294967295"),
         ({"logit_bias": {1: "x"}}, "logit_bias.bias", "a number"),
-        ({"drafter": "oracle"}, "drafter", "one of none, ngram, model"),
+        ({"drafter": "oracle"}, "drafter", "one of none, ngram, model, auto"),
         ({"rule": "vibes"}, "rule", "one of match, rejection, block"),
         ({"max_draft_tokens": -2}, "max_draft_tokens", "a whole number from 0 to 4294967295"),
         ({"token_ids": [1]}, "input", "exactly one of prompt, token_ids and messages"),
@@ -149,6 +153,8 @@ def test_completion_puts_every_chunk_together() -> None:
     end = finished(reason=pb.FINISH_REASON_LENGTH).finished
     end.speculation.acceptance_rate = 0.75
     end.speculation.wire_bytes = 99
+    end.speculation.plain_rounds = 4
+    end.speculation.sources.add(source=pb.DRAFTER_MODEL, rounds=3, proposed_tokens=8, accepted_tokens=6)
     completion = completion_from_proto([Chunk("a", (1, 2)), Chunk("b", (3,))], end)
     assert (completion.text, completion.token_ids) == ("ab", (1, 2, 3))
     assert completion.finish_reason is FinishReason.LENGTH
@@ -156,6 +162,8 @@ def test_completion_puts_every_chunk_together() -> None:
     assert completion.speculation.acceptance_rate == 0.75
     assert completion.speculation.wire_bytes == 99
     assert completion.speculation.drafter is Drafter.NGRAM
+    assert completion.speculation.plain_rounds == 4
+    assert completion.speculation.sources == (SourceStats(Drafter.MODEL, 3, 8, 6),)
     assert (completion.timings.first_token_s, completion.timings.total_s) == (0.25, 1.5)
     assert (completion.seed, completion.request_id) == (7, "r1")
 
@@ -178,13 +186,14 @@ def test_service_info() -> None:
     response = pb.GetModelInfoResponse(
         target=model_pb2.ModelInfo(name="big", vocabulary_size=10, eos_token_ids=[2]),
         drafts=[model_pb2.ModelInfo(name="small")],
-        default_speculation=pb.Speculation(drafter=pb.DRAFTER_MODEL, max_draft_tokens=4),
+        default_speculation=pb.Speculation(drafter=pb.DRAFTER_AUTO, max_draft_tokens=4, fixed_length=True),
         version="1",
     )
     info = service_info_from_proto(response)
     assert (info.target.name, info.target.eos_token_ids) == ("big", (2,))
     assert [draft.name for draft in info.drafts] == ["small"]
-    assert info.default_speculation.drafter is Drafter.MODEL
+    assert info.default_speculation.drafter is Drafter.AUTO
+    assert info.default_speculation.fixed_length
     assert info.default_speculation.max_draft_tokens == 4
     assert info.default_speculation.rule is Rule.MATCH
 

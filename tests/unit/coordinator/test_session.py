@@ -10,7 +10,7 @@ from outrider.acceptance.stopping import StopConditions
 from outrider.acceptance.tree import TokenTree
 from outrider.errors import InternalError
 from outrider_coordinator.request import DrafterKind, Request, Speculation
-from outrider_coordinator.session import Session
+from outrider_coordinator.session import Session, SourceCounts
 
 
 class Letters:
@@ -47,12 +47,24 @@ def test_a_round_commits_what_stands_and_one_token_more() -> None:
     assert (delta.text, delta.token_ids) == ("abc", (0, 1, 2))
     assert one.committed == [20, 21, 0, 1, 2]
     assert (one.counts.rounds, one.counts.proposed, one.counts.accepted) == (1, 3, 2)
+    assert delta.accepted == 2
 
 
 def test_a_round_without_a_proposal_is_plain_decoding() -> None:
     one = session()
     assert one.commit(NO_PROPOSAL, Verdict((7,))).token_ids == (7,)
     assert one.counts.acceptance_rate is None
+
+
+def test_rounds_are_counted_by_their_source_and_length() -> None:
+    one = session()
+    one.commit(chain(0, 9), Verdict((0, 1, 2)))
+    one.commit(NO_PROPOSAL, Verdict((7,)))
+    one.commit(Proposal(TokenTree.chain((5,)), Source.NGRAM), Verdict((5, 6)))
+    counts = one.counts
+    assert counts.by_source == {Source.MODEL: SourceCounts(1, 2, 1), Source.NGRAM: SourceCounts(1, 1, 1)}
+    assert (counts.rounds, counts.plain_rounds, counts.proposed, counts.accepted) == (3, 1, 3, 2)
+    assert counts.lengths == {(Source.MODEL, 2): 1, (Source.NONE, 0): 1, (Source.NGRAM, 1): 1}
 
 
 def test_case_15_counts_end_with_the_answer() -> None:

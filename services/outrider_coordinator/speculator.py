@@ -1,0 +1,66 @@
+"""A session's speculation: asks the chosen drafter for as many tokens as were chosen, and learns from how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from outrider.acceptance.control import DraftControl, Round
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
+from outrider.telemetry import metrics
+from outrider.telemetry.logs import get_logger
+from outrider_coordinator.drafters import Drafter
+from outrider_coordinator.session import Delta, Session
+
+log = get_logger(__name__)
+
+
+class Speculator:
+    """The session's drafters, and the control that chooses among them. Without any drafter: plain decoding."""
+
+    def __init__(
+        self, session: Session, control: DraftControl, drafters: Mapping[Source, Drafter], *, reason: str = ""
+    ) -> None:
+        """`reason`: why there are no drafters, where the request asked for some."""
+        self._session = session
+        self._control = control
+        self._drafters = drafters
+        self._reason = reason
+        self._up_to_date = False  # the drafter of the round in progress had nothing to catch up
+
+    @property
+    def fallback_reason(self) -> str:
+        """Why speculation stopped, last or for good; empty if it never did."""
+        reasons = (self._reason, self._control.fallback_reason, *(d.fallback_reason for d in self._drafters.values()))
+        return next(filter(None, reasons), "")
+
+    async def propose(self, committed: Sequence[int], max_tokens: int) -> Proposal:
+        """A proposal of at most `max_tokens` tokens, or `NO_PROPOSAL` where none is expected to pay."""
+        levels = {}
+        if max_tokens:
+            levels = {source: level for source, each in self._drafters.items() if (level := each.level(committed))}
+        choice = self._control.decide(levels, max_tokens)
+        if not choice.length:
+            return NO_PROPOSAL
+        drafter = self._drafters[choice.source]
+        self._up_to_date = drafter.up_to_date(committed, max_tokens)
+        return await drafter.propose(committed, choice.length)
+
+    def learn(self, proposal: Proposal, delta: Delta, *, propose_ms: float, verify_ms: float) -> None:
+        """Take in how a round went, and how long its two parts took in milliseconds."""
+        if self._session.finish is not None:
+            return  # what stands after the end of the answer was never decided
+        result = Round(
+            proposed=max(proposal.tree.depths(), default=0),
+            accepted=delta.accepted,
+            committed=len(delta.token_ids),
+            propose_ms=propose_ms if self._up_to_date else None,
+            verify_ms=verify_ms if self._session.counts.rounds > 1 else None,  # the first one held the prefill
+        )
+        if self._control.record(result):
+            log.warning("session %d falls back to plain decoding: %s", self._session.number, self.fallback_reason)
+            metrics.fallbacks.add(1, {"cause": "acceptance"})
+
+    async def close(self) -> None:
+        """Free what the drafters hold."""
+        for drafter in self._drafters.values():
+            await drafter.close()

@@ -1,0 +1,126 @@
+"""Whether and how far one session speculates: what its rounds taught, and when to try again what did not pay.
+
+The formulas are in docs/control.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from outrider.acceptance.choice import PLAIN, Choice, can_pay, choose, expected_accepted, rate
+from outrider.acceptance.costs import CostTable, RoundCosts
+from outrider.acceptance.estimate import MODEL_PRIOR, NGRAM_PRIOR, AcceptanceEstimate
+from outrider.acceptance.probes import RETURN, Probes
+from outrider.acceptance.proposal import Source
+from outrider.acceptance.window import AcceptanceWindow
+
+PRIORS = {Source.NGRAM: NGRAM_PRIOR, Source.MODEL: MODEL_PRIOR}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is decided for a request beforehand."""
+
+    fixed_length: bool = False  # propose as much as is allowed, whatever comes of it
+    fallback_window: int = 200  # drafted tokens
+    fallback_acceptance: float = 0.5  # 0 switches the fallback off
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What came of a choice. A time that says nothing of later rounds is None."""
+
+    proposed: int  # depth of the proposal: 0 where the source had nothing after all
+    accepted: int
+    committed: int
+    propose_ms: float | None
+    verify_ms: float | None
+
+
+class DraftControl:
+    """One session's choices, round by round: `decide`, then `record` what came of it."""
+
+    def __init__(self, costs: RoundCosts, policy: Policy) -> None:
+        """`costs` are shared by all sessions of the coordinator."""
+        self.fallback_reason = ""  # why speculation was last given up
+        self._costs = costs
+        self._policy = policy
+        self._window = AcceptanceWindow(policy.fallback_window, policy.fallback_acceptance)
+        self._estimates = {source: AcceptanceEstimate(prior) for source, prior in PRIORS.items()}
+        self._probes = {source: Probes() for source in PRIORS}
+        self._fallen = False
+        self._levels: Mapping[Source, int] = {}  # of the round in progress
+        self._choice = PLAIN  # of the round in progress
+        self._previous: Choice | None = None  # what the costs last decided
+
+    def decide(self, levels: Mapping[Source, int], longest: int) -> Choice:
+        """The choice for a round of at most `longest` proposed tokens.
+
+        `levels` has the sources that can propose now, with the level of their first token (`AcceptanceEstimate`).
+        """
+        self._levels = levels
+        self._choice = self._decide(longest) if levels and longest > 0 else PLAIN
+        return self._choice
+
+    def record(self, result: Round) -> bool:
+        """Take in what came of the last choice. True if it made the request fall back to plain decoding."""
+        source = self._choice.source if result.proposed else Source.NONE
+        if result.verify_ms is not None:
+            self._costs.observe_verify(result.proposed, result.verify_ms)
+        if source is Source.MODEL and result.propose_ms is not None:
+            self._costs.observe_draft(result.proposed, result.propose_ms)
+        for each, probes in self._probes.items():
+            probes.advance(result.committed, result.accepted if each is source else None)
+        if source is Source.NONE:
+            return False
+        self._estimates[source].record(self._levels[source], result.proposed, result.accepted)
+        return not self._policy.fixed_length and self._judge(source, result)
+
+    def _decide(self, longest: int) -> Choice:
+        chances = {source: self._estimates[source].chances(level, longest) for source, level in self._levels.items()}
+        if self._policy.fixed_length:
+            # Of the sources at hand, the one whose guess should bring more.
+            return Choice(max(chances, key=lambda source: expected_accepted(chances[source])[-1]), longest)
+        # Until the costs are known, rounds are there to learn them.
+        if unknown := next((source for source in self._levels if not self._costs.known(source)), None):
+            return Choice(unknown, self._costs.lesson(unknown, longest))
+        if not self._costs.known(Source.NONE):
+            return PLAIN
+        costs = self._costs.table(longest)
+        choice = PLAIN if self._fallen else choose(costs, chances, self._window, self._previous)
+        self._previous = choice
+        accepted = expected_accepted(chances[choice.source])[choice.length - 1] if choice != PLAIN else 0.0
+        if probe := self._probe(costs, longest, choice, rate(costs, choice, accepted)):
+            return probe
+        return choice if choice == PLAIN else replace(choice, length=self._costs.survey(choice.length, longest))
+
+    def _probe(self, costs: CostTable, longest: int, choice: Choice, best_rate: float) -> Choice | None:
+        """One token of a source that was passed over, if its turn has come, to see whether things have changed."""
+        for source in self._levels:
+            probes, lost = self._probes[source], best_rate * costs.round_ms(source, 1) - 1.0
+            if source is not choice.source and probes.due(lost) and can_pay(costs, source, longest):
+                if probes.begin():
+                    self._estimates[source].fade()
+                return Choice(source, 1)
+        return None
+
+    def _judge(self, source: Source, result: Round) -> bool:
+        """Fall back where the window says so; come back where a probe says that the source is good enough again."""
+        limit = self._policy.fallback_acceptance
+        if self._fallen:
+            chance = self._estimates[source].chances(self._levels[source], 1)[0]
+            self._fallen = chance < limit or self._probes[source].stood < RETURN
+            return False
+        self._window.add(result.proposed, result.accepted)
+        if not self._window.too_low:
+            return False
+        self.fallback_reason = (
+            f"{self._window.acceptance:.0%} of the last {self._policy.fallback_window} guessed tokens stood, "
+            f"and less than {limit:.0%} makes a request fall back"
+        )
+        self._fallen = True
+        self._window.clear()
+        for probes in self._probes.values():
+            probes.rest()
+        return True

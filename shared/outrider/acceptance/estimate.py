@@ -1,0 +1,82 @@
+"""How likely a session's proposed tokens are to stand, learned from those before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MEMORY = 0.96
+"""What a trial is worth after each later one of its level: about the last 25 count."""
+PRIOR_WEIGHT = 2.0
+"""How many trials the prior is worth."""
+LUCK_WEIGHT = 1.0
+"""The same for what the session's tokens do better or worse than their priors."""
+SURPRISE = 0.003
+"""A row of falls that has at most this chance says that the text has changed."""
+KEPT = 4.0
+"""How many trials are left of a level's past then."""
+MOST = 0.98
+"""No chance is taken to be higher: a longer guess must have something to lose."""
+
+MODEL_PRIOR = (0.7,) * 8
+NGRAM_PRIOR = (0.2, 0.3, 0.45, 0.6, 0.7, 0.75, 0.8)
+
+
+class AcceptanceEstimate:
+    """The chance that a token stands, given that those before it in its proposal did; by level.
+
+    A level says how much speaks for a token. With a draft model it is the position in the proposal, from 1. With
+    n-grams it is the number of tokens that agree so far: the matched suffix, and then every proposed token that stood.
+    The next level of a token that stood is thus always one higher. An exponential moving average for each level starts
+    from the prior, times what the session's tokens as a whole do better or worse than their priors: a session whose
+    first tokens fail is expected to do no better at levels that it has not tried. A row of falls that the estimate
+    cannot explain cuts the past short, or a request that was predictable for long would guess on for as long.
+    """
+
+    def __init__(self, prior: Sequence[float]) -> None:
+        """`prior`: the chance at levels 1, 2, ...; the last one holds for all higher levels."""
+        assert prior
+        self._prior = tuple(prior)
+        self._trials = [0.0] * len(prior)
+        self._stood = [0.0] * len(prior)
+        self._all_expected = 0.0  # by the priors
+        self._all_stood = 0.0
+        self._doubt = 1.0  # the chance of the present row of falls
+
+    def chances(self, level: int, length: int) -> tuple[float, ...]:
+        """For each token of a proposal of `length` whose first one is at `level`, each given the ones before it."""
+        return tuple(self._chance(self._place(level + step)) for step in range(length))
+
+    def record(self, level: int, proposed: int, accepted: int) -> None:
+        """What became of a chain of `proposed` tokens; those after the first that fell were not tried."""
+        for step in range(min(accepted + 1, proposed)):
+            self._try(self._place(level + step), stood=step < accepted)
+
+    def fade(self) -> None:
+        """Halve what is known, after a time in which nothing was tried."""
+        self._shrink([0.5] * len(self._trials), 0.5)
+
+    def _place(self, level: int) -> int:
+        assert level >= 1
+        return min(level, len(self._prior)) - 1
+
+    def _chance(self, place: int) -> float:
+        luck = (self._all_stood + LUCK_WEIGHT) / (self._all_expected + LUCK_WEIGHT)
+        prior = min(MOST, self._prior[place] * luck)
+        return min(MOST, (self._stood[place] + PRIOR_WEIGHT * prior) / (self._trials[place] + PRIOR_WEIGHT))
+
+    def _shrink(self, factors: Sequence[float], factor: float) -> None:
+        self._trials = [value * each for value, each in zip(self._trials, factors, strict=True)]
+        self._stood = [value * each for value, each in zip(self._stood, factors, strict=True)]
+        self._all_expected *= factor
+        self._all_stood *= factor
+
+    def _try(self, place: int, *, stood: bool) -> None:
+        self._doubt = 1.0 if stood else self._doubt * (1.0 - self._chance(place))
+        if self._doubt <= SURPRISE:
+            self._doubt = 1.0
+            factors = [min(1.0, KEPT / max(KEPT, trials)) for trials in self._trials]
+            self._shrink(factors, min(factors))
+        self._trials[place] = MEMORY * self._trials[place] + 1
+        self._stood[place] = MEMORY * self._stood[place] + stood
+        self._all_expected = MEMORY * self._all_expected + self._prior[place]
+        self._all_stood = MEMORY * self._all_stood + stood

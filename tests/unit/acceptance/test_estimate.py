@@ -1,0 +1,85 @@
+"""Estimated chances: they converge, forget, and tell the levels apart."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.acceptance.estimate import MODEL_PRIOR, MOST, NGRAM_PRIOR, AcceptanceEstimate
+
+
+def trained(chances: list[float], rounds: int, *, level: int = 1, seed: int = 3) -> AcceptanceEstimate:
+    """After rounds in which token i stood with `chances[i]`, given the ones before it."""
+    draw = random.Random(seed)
+    estimate = AcceptanceEstimate(MODEL_PRIOR)
+    for _ in range(rounds):
+        accepted = 0
+        while accepted < len(chances) and draw.random() < chances[accepted]:
+            accepted += 1
+        estimate.record(level, len(chances), accepted)
+    return estimate
+
+
+def test_it_starts_from_the_prior() -> None:
+    assert AcceptanceEstimate(NGRAM_PRIOR).chances(2, 3) == pytest.approx(NGRAM_PRIOR[1:4])
+
+
+def test_it_converges_by_position() -> None:
+    truth = [0.9, 0.5, 0.8]
+    found = [trained(truth, 400, seed=seed).chances(1, 3) for seed in range(8)]
+    for position, chance in enumerate(truth):
+        assert sum(each[position] for each in found) / 8 == pytest.approx(chance, abs=0.08)
+
+
+def test_tokens_after_the_first_that_fell_were_not_tried() -> None:
+    estimate = AcceptanceEstimate(MODEL_PRIOR)
+    for _ in range(50):
+        estimate.record(1, 4, 1)
+    first, second, third, _ = estimate.chances(1, 4)
+    assert first > 0.9
+    assert second < 0.1
+    assert third > 0.3  # by the session's luck, not by failures of its own
+
+
+def test_failures_at_the_first_level_lower_the_untried_ones() -> None:
+    estimate = AcceptanceEstimate(NGRAM_PRIOR)
+    for _ in range(10):
+        estimate.record(2, 1, 0)
+    assert estimate.chances(4, 1)[0] < NGRAM_PRIOR[3] / 2
+
+
+def test_a_longer_match_is_another_level() -> None:
+    estimate = AcceptanceEstimate(NGRAM_PRIOR)
+    for _ in range(40):
+        estimate.record(2, 1, 0)
+        estimate.record(4, 1, 1)
+    assert estimate.chances(2, 1)[0] < 0.1
+    assert estimate.chances(4, 1)[0] > 0.9
+    # Two tokens that stand after a match of 2 are a match of 4.
+    assert estimate.chances(2, 3)[2] == estimate.chances(4, 1)[0]
+
+
+def test_it_forgets() -> None:
+    estimate = trained([0.0], 100)
+    for _ in range(60):
+        estimate.record(1, 1, 1)
+    assert estimate.chances(1, 1)[0] > 0.85
+
+
+def test_fading_lets_the_next_trials_count_for_more() -> None:
+    kept, faded = trained([0.0], 100), trained([0.0], 100)
+    faded.fade()
+    for estimate in (kept, faded):
+        estimate.record(1, 1, 1)
+    assert faded.chances(1, 1)[0] > 1.5 * kept.chances(1, 1)[0]
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 8), st.integers(0, 8)), max_size=80))
+def test_chances_stay_chances(rounds: list[tuple[int, int, int]]) -> None:
+    estimate = AcceptanceEstimate(NGRAM_PRIOR)
+    for level, proposed, accepted in rounds:
+        estimate.record(level, proposed, min(accepted, proposed))
+    assert all(0.0 <= chance <= MOST for level in range(1, 12) for chance in estimate.chances(level, 8))
