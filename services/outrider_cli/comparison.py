@@ -140,7 +140,7 @@ def timed(client: Client, prompt: str, options: RequestOptions, timeout: float) 
 def verdicts(comparisons: Sequence[Comparison]) -> list[str]:
     """What the numbers say of each drafter over all prompts, in plain words."""
     lines = []
-    for drafter in DRAFTERS[1:]:
+    for drafter in (drafter for drafter in DRAFTERS[1:] if comparisons[0].of(drafter)):
         speedups = [comparison.speedup(drafter) for comparison in comparisons]
         each = ", ".join(f"{comparison.name} {comparison.speedup(drafter):.2f}x" for comparison in comparisons)
         lines.append(f"{DRAFTER_NAMES[drafter]}: {_judge(speedups)} ({each})")

@@ -95,16 +95,15 @@ def demo_draft_directory(target: Path, progress: Progress) -> Path:
     final = home / f"{target.name}-draft-{digest[:12]}"
     if final.is_dir():
         return final
-    with (
-        errors_of(home),
-        locked(home / f".{final.name}.lock", LOCK_TIMEOUT_S, lambda: progress("waiting for the draft")),
-    ):
-        if not final.is_dir():
-            progress("unpacking the draft, this once")
-            with staged(final) as work:
-                command = [sys.executable, "-m", "outrider.distill.checkpoint", "unpack"]
-                paths = [str(PACKED_DRAFT), str(target), str(work)]
-                _run([*command, *paths], CONVERT_TIMEOUT_S, "cannot unpack the demo's draft")
+    with errors_of(home):
+        home.mkdir(parents=True, exist_ok=True)
+        with locked(home / f".{final.name}.lock", LOCK_TIMEOUT_S, lambda: progress("waiting for the draft")):
+            if not final.is_dir():
+                progress("unpacking the draft, this once")
+                with staged(final) as work:
+                    command = [sys.executable, "-m", "outrider.distill.checkpoint", "unpack"]
+                    paths = [str(PACKED_DRAFT), str(target), str(work)]
+                    _run([*command, *paths], CONVERT_TIMEOUT_S, "cannot unpack the demo's draft")
     return final
 
 

@@ -19,7 +19,7 @@ from outrider_cli.main import app
 from outrider_cli.prompts import PROMPTS
 from tests.unit.client.generation_double import Script, delta, finished, serve
 
-NAMES = {pb.DRAFTER_NONE: "none", pb.DRAFTER_NGRAM: "ngram", pb.DRAFTER_MODEL: "model"}
+NAMES = {pb.DRAFTER_NONE: "none", pb.DRAFTER_NGRAM: "ngram", pb.DRAFTER_MODEL: "model", pb.DRAFTER_AUTO: "auto"}
 
 
 def a_run(drafter: Drafter, seconds: float, token_ids: tuple[int, ...] = tuple(range(11))) -> Run:
@@ -75,10 +75,10 @@ def test_drafters_take_turns_on_the_same_request() -> None:
         )
         run = timed(client, "Say A.", {"drafter": "ngram"}, timeout=20)
     asked = [NAMES[request.speculation.drafter] for request in double.requests]
-    assert asked == [*["none", "ngram", "model"] * 2, "ngram"]
+    assert asked == [*["none", "ngram", "model", "auto"] * 2, "ngram"]
     assert {request.chat.messages[0].content for request in double.requests} == {"Say A."}
-    assert {request.seed for request in double.requests[:6]} == {3}
-    assert reports == ["copy: plain", "copy: n-gram", "copy: draft model"] * 2
+    assert {request.seed for request in double.requests[:8]} == {3}
+    assert reports == ["copy: plain", "copy: n-gram", "copy: draft model", "copy: auto"] * 2
     assert all(comparison.identical(drafter) for drafter in Drafter)
     assert run.first_chunk_tokens == 2
     assert 0 < run.first_chunk_s <= run.total_s
@@ -118,6 +118,7 @@ def run_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., A
             double.info.target.name, double.info.target.parameters = "SmolLM2", 135_000_000
             monkeypatch.setattr(demo, "LocalCluster", ScriptedCluster)
             monkeypatch.setattr(demo, "demo_model_directory", lambda progress: tmp_path)
+            monkeypatch.setattr(demo, "demo_draft_directory", lambda target, progress: tmp_path / "draft")
             return CliRunner().invoke(app, ["demo", *flags])
 
     return run
@@ -129,7 +130,7 @@ def test_the_demo_shows_answers_table_and_verdict(run_demo: Callable[..., Any]) 
     for name in PROMPTS:
         assert name in result.stdout
     assert "tokens/s" in result.stdout
-    assert "draft model: its first 24 layers" in result.stdout
+    assert "draft model: trained for it" in result.stdout
     assert "All answers are identical with and without speculation." in result.stdout
     assert "draft model: speculation stopped during the answer: too slow" in result.stdout
 
@@ -143,7 +144,7 @@ def test_the_demo_as_json(run_demo: Callable[..., Any]) -> None:
     assert report["hardware"]["cores"] >= 1
     assert [prompt["name"] for prompt in report["prompts"]] == list(PROMPTS)
     for prompt in report["prompts"]:
-        assert (prompt["answer"], len(prompt["runs"])) == ("A.", 6)
+        assert (prompt["answer"], len(prompt["runs"])) == ("A.", 8)
         assert all(run["total_s"] >= run["first_chunk_s"] > 0 for run in prompt["runs"])
 
 
@@ -152,3 +153,8 @@ def test_the_demo_fails_if_speculation_changes_an_answer(run_demo: Callable[...,
     result = run_demo(answering(ngram="B"), *flags)
     assert result.exit_code == 1
     assert ('"identical": false' if flags else "Answers differ") in result.stdout
+
+
+def test_the_draft_can_be_the_first_layers(run_demo: Callable[..., Any]) -> None:
+    result = run_demo(answering(), "--draft-layers", "24")
+    assert "draft model: its first 24 layers" in result.stdout
