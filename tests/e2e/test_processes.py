@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,14 @@ def interrupted(client: Client, hurt: Any, *, drafter: str, after: int = 5) -> A
     return stream.result
 
 
+def wait_for_the_draft(client: Client) -> None:
+    """Until the coordinator is connected to the draft, again."""
+    deadline = time.monotonic() + 30
+    while not client.model_info().drafts:
+        assert time.monotonic() < deadline, "the coordinator did not come back to the draft"
+        time.sleep(0.05)
+
+
 def test_every_drafter_gives_the_same_answer(client: Client, expected: tuple[int, ...]) -> None:
     for drafter in ("ngram", "model"):
         assert client.generate(PROMPT, drafter=drafter, **OPTIONS).token_ids == expected
@@ -70,6 +79,7 @@ def test_case_23_the_draft_is_killed_mid_stream(
     assert result.token_ids == expected
     assert result.speculation.fallback_reason
     cluster.restart("draft")
+    wait_for_the_draft(client)
     # The new incarnation starts from the committed tokens, and guesses again.
     retried = client.generate(PROMPT, drafter="model", **(OPTIONS | {"max_tokens": 200}))
     assert retried.token_ids[:120] == expected
@@ -78,6 +88,7 @@ def test_case_23_the_draft_is_killed_mid_stream(
 
 def test_case_23_the_draft_stalls_mid_stream(cluster: LocalCluster, client: Client, expected: tuple[int, ...]) -> None:
     pid = cluster.process("draft").pid
+    wait_for_the_draft(client)
     try:
         result = interrupted(client, lambda: os.kill(pid, signal.SIGSTOP), drafter="model")
     finally:
