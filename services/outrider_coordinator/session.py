@@ -130,8 +130,9 @@ class Session:
         if len(proposal):
             of = self.counts.by_source.setdefault(proposal.source, SourceCounts())
             of.rounds += 1
-            # Nodes below the end of the answer were never in question.
-            of.proposed += sum(depth <= emitted for depth in proposal.tree.depths())
+            # What would stand after the end of the answer was never in question; what fell was.
+            depths = proposal.tree.depths()
+            of.proposed += len(depths) if emission.finish is None else sum(depth <= emitted for depth in depths)
             of.accepted += min(len(outcome.accepted), emitted)
         if emitted and self.clock.first_token is None:
             self.clock.first_token = time.monotonic()

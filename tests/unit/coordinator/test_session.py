@@ -56,6 +56,15 @@ def test_a_round_without_a_proposal_is_plain_decoding() -> None:
     assert one.counts.acceptance_rate is None
 
 
+def test_every_proposed_token_counts_also_those_after_the_first_that_fell() -> None:
+    """As in vLLM: of a guess of 4 whose first token falls, 0 of 4 stand, not 0 of 1."""
+    one = session()
+    one.commit(chain(9, 1, 2, 3), Verdict((0, 1, 2, 3, 4)))
+    assert (one.counts.proposed, one.counts.accepted) == (4, 0)
+    one.commit(chain(1, 9, 2, 3), Verdict((1, 2, 3, 4, 5)))
+    assert (one.counts.proposed, one.counts.accepted) == (8, 1)
+
+
 def test_rounds_are_counted_by_their_source_and_length() -> None:
     one = session()
     one.commit(chain(0, 9), Verdict((0, 1, 2)))
