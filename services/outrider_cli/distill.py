@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,13 @@ import typer
 from outrider.errors import ModelLoadError
 from outrider_cli.terminal import errors_reported
 
-STAGES = ("collect", "train", "evaluate")
+
+class Stage(StrEnum):
+    """The stages of `outrider.distill.main`."""
+
+    COLLECT = "collect"
+    TRAIN = "train"
+    EVALUATE = "evaluate"
 
 
 @errors_reported()
@@ -30,7 +37,7 @@ def distill(
         list[Path] | None, typer.Option(help="Answers that a coordinator recorded (--record-to), instead or as well.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file: collect, draft, training and evaluation.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Only this stage: collect, train or evaluate.")] = None,
+    only: Annotated[list[Stage] | None, typer.Option(help="Only this stage; repeatable.")] = None,
     shard: Annotated[
         str | None, typer.Option(help="Collect one part of the prompts, such as 0/4; one process for each part.")
     ] = None,
@@ -47,9 +54,7 @@ def distill(
     """
     if importlib.util.find_spec("torch") is None:
         raise ModelLoadError("distillation trains a model on this machine: pip install 'outrider[engine]'")
-    if unknown := [stage for stage in only or [] if stage not in STAGES]:
-        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(STAGES)}", param_hint="--only")
-    if not prompts and not from_log and "collect" not in (only or []) and not out.is_dir():
+    if not prompts and not from_log and not out.is_dir():
         raise typer.BadParameter("give --prompts or --from-log, or an --out that has answers", param_hint="--prompts")
     flags = ["--target", target, "--out", str(out)]
     for name, values in (("--prompts", prompts), ("--from-log", from_log), ("--only", only)):

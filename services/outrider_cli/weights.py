@@ -75,13 +75,12 @@ def demo_model_directory(progress: Progress, model: DemoModel = SMOLLM2) -> Path
         return final
     if importlib.util.find_spec("torch") is None:
         raise ModelLoadError("the demo runs a model on this machine: pip install 'outrider[engine]'")
-    with errors_of(home):
-        home.mkdir(parents=True, exist_ok=True)
-        waiting = f"waiting for another process that fetches {model.name}"
-        with locked(home / f".{model.name}.lock", LOCK_TIMEOUT_S, lambda: progress(waiting)):
-            if not final.is_dir():
-                require_space(home, model.space)
-                _fetch(model, final, progress)
+
+    def make() -> None:
+        require_space(home, model.space)
+        _fetch(model, final, progress)
+
+    _once(final, make, lambda: progress(f"waiting for another process that fetches {model.name}"))
     return final
 
 
@@ -91,20 +90,29 @@ def demo_draft_directory(target: Path, progress: Progress) -> Path:
     Raises ModelLoadError or CacheError.
     """
     digest = hashlib.sha256((PACKED_DRAFT / "draft.safetensors").read_bytes()).hexdigest()
-    home = cache_directory()
-    final = home / f"{target.name}-draft-{digest[:12]}"
+    final = cache_directory() / f"{target.name}-draft-{digest[:12]}"
     if final.is_dir():
         return final
+
+    def make() -> None:
+        progress("unpacking the draft, this once")
+        with staged(final) as work:
+            command = [sys.executable, "-m", "outrider.distill.checkpoint", "unpack"]
+            paths = [str(PACKED_DRAFT), str(target), str(work)]
+            _run([*command, *paths], CONVERT_TIMEOUT_S, "cannot unpack the demo's draft")
+
+    _once(final, make, lambda: progress("waiting for another process that unpacks the draft"))
+    return final
+
+
+def _once(final: Path, make: Callable[[], None], on_wait: Callable[[], None]) -> None:
+    """Have `make` fill the directory `final` of the cache, in one process at a time, unless it is there."""
+    home = final.parent
     with errors_of(home):
         home.mkdir(parents=True, exist_ok=True)
-        with locked(home / f".{final.name}.lock", LOCK_TIMEOUT_S, lambda: progress("waiting for the draft")):
+        with locked(home / f".{final.name}.lock", LOCK_TIMEOUT_S, on_wait):
             if not final.is_dir():
-                progress("unpacking the draft, this once")
-                with staged(final) as work:
-                    command = [sys.executable, "-m", "outrider.distill.checkpoint", "unpack"]
-                    paths = [str(PACKED_DRAFT), str(target), str(work)]
-                    _run([*command, *paths], CONVERT_TIMEOUT_S, "cannot unpack the demo's draft")
-    return final
+                make()
 
 
 def _fetch(model: DemoModel, final: Path, progress: Progress) -> None:

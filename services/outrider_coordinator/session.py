@@ -115,15 +115,15 @@ class Session:
         )
         emission = self._stopper.push(outcome.tokens(proposal.tree))
         self.committed.extend(emission.token_ids)
-        self._count(proposal, outcome, emission)
         accepted = min(len(outcome.accepted), len(emission.token_ids))
+        self._count(proposal, accepted, emission)
         return Delta(emission.text, emission.token_ids, self._logprobs(outcome, emission, verdict), accepted)
 
     def abort(self) -> Delta:
         """End now; the text held back so far comes out."""
         return Delta(self._stopper.abort().text, (), ())
 
-    def _count(self, proposal: Proposal, outcome: Outcome, emission: Emission) -> None:
+    def _count(self, proposal: Proposal, accepted: int, emission: Emission) -> None:
         emitted = len(emission.token_ids)
         self.counts.rounds += 1
         self.counts.lengths[proposal.source, len(proposal)] += 1
@@ -133,7 +133,7 @@ class Session:
             # What would stand after the end of the answer was never in question; what fell was.
             depths = proposal.tree.depths()
             of.proposed += len(depths) if emission.finish is None else sum(depth <= emitted for depth in depths)
-            of.accepted += min(len(outcome.accepted), emitted)
+            of.accepted += accepted
         if emitted and self.clock.first_token is None:
             self.clock.first_token = time.monotonic()
 

@@ -20,7 +20,7 @@ import outrider.engine.engine  # noqa: F401  (before torch)
 import torch  # isort: skip
 from transformers import AutoTokenizer
 
-from outrider.distill.corpus import Answer
+from outrider.corpus import Answer
 from outrider.distill.evaluate import Acceptance, matching
 from outrider.engine.model import load_model
 from outrider.engine.options import ModelOptions
@@ -111,10 +111,10 @@ async def measure(
     found: dict[str, Acceptance] = defaultdict(Acceptance)
     for (category, _), completion in zip(prompts, completions, strict=True):
         for name in ("all", category):
-            stats = completion.speculation
-            found[name].rounds += stats.rounds
-            found[name].proposed += stats.proposed_tokens
-            found[name].accepted += stats.accepted_tokens
+            for of in completion.speculation.sources:  # rounds without a guess say nothing of the draft
+                found[name].rounds += of.rounds
+                found[name].proposed += of.proposed_tokens
+                found[name].accepted += of.accepted_tokens
     answers = [
         Answer(str(seed), category, tuple(prompt), tuple(completion.token_ids), temperature, seed)
         for seed, ((category, prompt), completion) in enumerate(zip(prompts, completions, strict=True))

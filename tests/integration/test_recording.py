@@ -6,7 +6,7 @@ import json
 import stat
 from pathlib import Path
 
-from outrider.distill.corpus import read_answers
+from outrider.corpus import read_answers
 from outrider.engine.model import load_model
 from outrider.engine.options import ModelOptions
 from tests.cluster import running_cluster, until
@@ -39,6 +39,18 @@ async def test_the_file_stops_at_its_limit_and_the_answers_go_on(tiny_model: Tin
         cluster.coordinator.generations.recorder.stop()
     assert 999_501 < path.stat().st_size <= 1_000_000
     assert json.loads(path.read_text().splitlines()[-1])
+
+
+async def test_a_line_that_a_crash_cut_short_is_dropped(tiny_model: TinyModel, tmp_path: Path) -> None:
+    target, path = tiny_model("llama"), tmp_path / "traffic.jsonl"
+    for seed in range(2):
+        async with running_cluster(target, record_to=path, record_share=1.0) as cluster:
+            await cluster.generate([5, 6, 7], temperature=0.5, seed=seed, max_tokens=4)
+            cluster.coordinator.generations.recorder.stop()
+        with path.open("a") as file:
+            file.write('{"key": "half')
+    fingerprint = load_model(ModelOptions(str(target))).info.vocabulary_fingerprint
+    assert [answer.seed for answer in read_answers(path, fingerprint)] == [0, 1]
 
 
 async def test_a_share_of_the_answers_is_recorded(tiny_model: TinyModel, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.distill.corpus import Answer
+from outrider.corpus import Answer
 
 POOL = 64
 """Batches that are sorted by length at a time: enough for little padding, few enough for a random order."""

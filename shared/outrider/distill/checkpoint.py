@@ -28,7 +28,7 @@ from outrider.errors import ModelLoadError
 PACKED = "draft.safetensors"
 COPIED = ("config.json", "generation_config.json", FILE, "README.md")
 SCALE = ".scale"
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEAD = "lm_head.weight"
 
 
 def save_checkpoint(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.proposal import NO_PROPOSAL
-from outrider.distill.corpus import Answer, Corpus
+from outrider.corpus import Answer, Corpus
 from outrider.distill.options import CollectOptions
 from outrider.distill.prompts import Prompt
 from outrider.engine.sessions import ReplicaPeer, Reply

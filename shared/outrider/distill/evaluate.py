@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.acceptance.philox import Domain
-from outrider.distill.batches import batches_once
-from outrider.distill.corpus import Answer
+from outrider.corpus import Answer
+from outrider.distill.batches import batches_once, make_batch
 from outrider.distill.training import final_states
-from outrider.engine.draft_vocabulary import DraftVocabulary
+from outrider.engine.draft_vocabulary import DraftVocabulary, widened
 from outrider.sampling.draw import draw
 from outrider.sampling.noise import noise_keys
 
@@ -77,32 +77,23 @@ def matching(
 ) -> list[list[bool]]:
     """For each answer's tokens but the first: whether the draft draws that token too."""
     device = student.device
-    texts = [(*answer.prompt, *answer.answer) for answer in answers]
-    tokens = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.int64)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)] = torch.tensor(text)
-    table = None if vocabulary is None else vocabulary.row_of(device)
-    tokens = tokens.to(device)
-    hidden = final_states(student, tokens if table is None else table[tokens])
-    head = student.get_output_embeddings().weight
-    kept = None if vocabulary is None else torch.tensor(vocabulary.token_ids, device=device)
+    tokens = make_batch(answers).tokens.to(device)
+    hidden = final_states(student, tokens if vocabulary is None else vocabulary.row_of(device)[tokens])
+    head = student.get_output_embeddings().weight.float()
     results = []
     for row, answer in enumerate(answers):
-        first = len(answer.prompt) + 1
-        logits = hidden[row, first - 1 : len(texts[row]) - 1].float() @ head.float().T
-        drawn = _draw(logits, kept, vocabulary, answer, first)
-        results.append((drawn == tokens[row, first : len(texts[row])]).tolist())
+        first, stop = len(answer.prompt) + 1, len(answer.prompt) + len(answer.answer)
+        logits = hidden[row, first - 1 : stop - 1].float() @ head.T
+        if vocabulary is not None:
+            logits = widened(logits, torch.tensor(vocabulary.token_ids, device=device), vocabulary.target_size)
+        results.append((_draw(logits, answer, first) == tokens[row, first:stop]).tolist())
     return results
 
 
-def _draw(
-    logits: Tensor, kept: Tensor | None, vocabulary: DraftVocabulary | None, answer: Answer, first: int
-) -> Tensor:
-    """The draft's tokens for the positions from `first` on, in the target's ids."""
-    if kept is not None and vocabulary is not None:
-        full = logits.new_full((len(logits), vocabulary.target_size), float("-inf"))
-        logits = full.index_copy_(1, kept, logits[:, : len(kept)])
+def _draw(logits: Tensor, answer: Answer, first: int) -> Tensor:
+    """The draft's tokens for the positions from `first` on."""
     if answer.temperature == 0.0 or not len(logits):
         return logits.argmax(dim=-1)
-    keys = noise_keys(((answer.seed, first + index, 0, Domain.MATCH) for index in range(len(logits))), logits.device)
+    positions = range(first, first + len(logits))
+    keys = noise_keys(((answer.seed, position, 0, Domain.MATCH) for position in positions), logits.device)
     return draw(logits / answer.temperature, keys)

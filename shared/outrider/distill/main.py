@@ -25,9 +25,9 @@ import outrider.engine.engine  # noqa: F401  (before torch: see outrider.engine)
 import torch  # isort: skip
 from transformers import PreTrainedModel
 
+from outrider.corpus import Answer, Corpus, read_answers
 from outrider.distill.checkpoint import save_checkpoint
-from outrider.distill.collect import collect, make_questions
-from outrider.distill.corpus import Answer, Corpus, read_answers
+from outrider.distill.collect import LEASE_S, collect, make_questions
 from outrider.distill.evaluate import evaluate
 from outrider.distill.options import DistillOptions, load_options
 from outrider.distill.plot import plot_report
@@ -44,6 +44,7 @@ from outrider.text.tokenizer import Tokenizer
 
 STAGES = ("collect", "train", "evaluate")
 KV_FRACTION = 0.4
+"""Of the memory left beside the weights: other parts of a collection may run on the same device."""
 
 
 class Distillation:
@@ -62,6 +63,8 @@ class Distillation:
     def collect(self) -> None:
         """Answers of the target to the prompts that have none yet."""
         if not self._arguments.prompts:
+            if "collect" in (self._arguments.only or ()):
+                raise InvalidArgument("prompts", [], "at least one file to collect answers to")
             return
         prompts = [prompt for path in self._arguments.prompts for prompt in read_prompts(path)]
         loaded = self._load()
@@ -74,7 +77,7 @@ class Distillation:
             raise InvalidArgument("prompts", len(prompts), "prompts of which at least one is short enough")
         self._say(f"{len(questions)} answers to {len(prompts)} prompts (the too long and the repeated are left out)")
         engine = Engine(loaded, EngineOptions(memory_fraction=KV_FRACTION / parts, max_batch_tokens=8192))
-        core = VerifyCore(engine, max_proposal=1, lease_s=3600.0)
+        core = VerifyCore(engine, max_proposal=1, lease_s=LEASE_S)
         name = "answers.jsonl" if parts == 1 else f"answers-{part}of{parts}.jsonl"
         corpus = Corpus(self.out / name, loaded.info.vocabulary_fingerprint)
         started = time.perf_counter()

@@ -30,7 +30,9 @@ class CollectOptions(_Section):
 class DraftOptions(_Section):
     """The draft's shape."""
 
-    layers: tuple[int, ...] = Field((0, 29), min_length=1, description="The target's layers that it starts from.")
+    layers: tuple[int, ...] | None = Field(
+        None, min_length=1, description="The target's layers that it starts from; default: its first and its last."
+    )
     intermediate_size: int | None = Field(
         None, ge=8, description="Neurons kept in each gated MLP, those of the largest weights; default: all."
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from outrider.distill.corpus import Answer
+from outrider.corpus import Answer
 from outrider.distill.options import DraftOptions
 from outrider.engine.draft_vocabulary import DraftVocabulary, most_frequent
 from outrider.errors import InvalidArgument, ModelLoadError
@@ -38,13 +38,14 @@ def make_student(target: PreTrainedModel, options: DraftOptions, vocabulary: Dra
     names (`model.layers`, `model.norm`, gated `mlp`).
     """
     depth = target.config.num_hidden_layers
-    for layer in options.layers:
+    layers = (0, depth - 1) if options.layers is None else options.layers
+    for layer in layers:
         if not 0 <= layer < depth:
             raise InvalidArgument("draft.layers", layer, f"from 0 to {depth - 1}, the target's layers")
     config = copy.deepcopy(target.config)
-    config.num_hidden_layers = len(options.layers)
+    config.num_hidden_layers = len(layers)
     if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[layer] for layer in options.layers]
+        config.layer_types = [config.layer_types[layer] for layer in layers]
     if options.intermediate_size is not None:
         if options.intermediate_size > config.intermediate_size:
             raise InvalidArgument(
@@ -57,7 +58,7 @@ def make_student(target: PreTrainedModel, options: DraftOptions, vocabulary: Dra
     config.tie_word_embeddings = True
     student = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     try:
-        _copy_weights(target, student, options.layers, vocabulary)
+        _copy_weights(target, student, layers, vocabulary)
     except AttributeError as error:
         raise ModelLoadError(f"no draft can be made of a {type(target).__name__}: {error}") from error
     student.tie_weights()

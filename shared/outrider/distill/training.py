@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from outrider.corpus import Answer
 from outrider.distill.batches import Batch, batches
-from outrider.distill.corpus import Answer
 from outrider.distill.options import TrainingOptions
 from outrider.engine.draft_vocabulary import DraftVocabulary
 from outrider.errors import InvalidArgument

@@ -80,7 +80,9 @@ class PagedAttention:
         # no session ever reads a slot that is not its own.
         self._step = CONTEXT_STEP if self._on_cpu and store.dtype == torch.float32 else 1
         self._parts: dict[tuple[int | None, int, bool], list[_Part]] = {}
-        self._groups: list[Group] | None = None
+        # Sessions that share a call: those with equally few rows, two of them at least.
+        self._alike = _alike(batch.spans) if store.device.type in GROUPED_DEVICES else []
+        self._groups: dict[int, list[Group]] = {}
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, extra: Mapping[str, Any]
@@ -89,9 +91,8 @@ class PagedAttention:
         kv = self._store.layers[layer]
         kv.write(self._batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         window, softcap, sinks = extra.get("sliding_window"), extra.get("softcap"), extra.get("s_aux")
-        plain = softcap is None and sinks is None
-        grouped = self._grouped() if plain and window is None else []
-        parts = self._parts_for(window, query.shape[1] // key.shape[1], plain, bool(grouped))
+        plain, shared_by = softcap is None and sinks is None, query.shape[1] // key.shape[1]
+        parts = self._parts_for(window, shared_by, plain)
         outputs = []
         for part in parts:
             keys, values = kv.read(part.slots)
@@ -100,27 +101,30 @@ class PagedAttention:
                 outputs.append(attend_chunk(rows, keys, values, part.mask, scaling, causal=part.causal))
             else:
                 outputs.append(attend_rows(rows, keys, values, part.bias, scaling, softcap, sinks))
-        if not grouped:
+        groups = self._groups_for(shared_by) if self._in_groups(window, plain) else []
+        if not groups:
             return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).transpose(0, 1)[None]
         result = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
         for part, output in zip(parts, outputs, strict=True):
             result[part.rows] = output.transpose(0, 1)
-        for group in grouped:
-            result[group.rows] = group.attend(kv, query[0], scaling)
+        for group in groups:
+            result[group.rows.flatten()] = group.attend(kv, query[0], scaling)
         return result[None]
 
-    def _grouped(self) -> list[Group]:
-        """Sessions that share a call: those with equally few rows, two of them at least."""
-        if self._groups is None:
-            together = self._store.device.type in GROUPED_DEVICES
-            self._groups = [Group.of(spans) for spans in _alike(self._batch.spans)] if together else []
-        return self._groups
+    def _in_groups(self, window: int | None, plain: bool) -> bool:
+        return bool(self._alike) and plain and window is None
 
-    def _parts_for(self, window: int | None, groups: int, plain: bool, grouped: bool) -> list[_Part]:
-        """The parts that stand alone: all of them, or with `grouped` those in no group."""
+    def _groups_for(self, shared_by: int) -> list[Group]:
+        if shared_by not in self._groups:
+            self._groups[shared_by] = [Group.of(spans, shared_by) for spans in self._alike]
+        return self._groups[shared_by]
+
+    def _parts_for(self, window: int | None, groups: int, plain: bool) -> list[_Part]:
+        """The parts that stand alone: all of them, or those in no group."""
         kind = (window, groups, plain)
         if kind not in self._parts:
-            shared = {span.start for spans in _alike(self._batch.spans) for span in spans} if grouped else set()
+            spans = self._alike if self._in_groups(window, plain) else []
+            shared = {span.start for alike in spans for span in alike}
             alone = [span for span in self._batch.spans if span.start not in shared]
             self._parts[kind] = [self._part(span, window, groups, plain) for span in alone]
         return self._parts[kind]

@@ -79,8 +79,13 @@ class TrimmedDecoder:
     def __call__(self, batch: Batch, attention: Attention) -> Tensor:
         """Logits [R, target_size]; -inf for tokens that the draft does not know, so that it never proposes them."""
         logits = self._decoder(batch.with_input_ids(self._row_of[batch.input_ids]), attention)
-        full = logits.new_full((len(logits), self._size), -math.inf)
-        return full.index_copy_(1, self._token_ids, logits[:, : len(self._token_ids)])
+        return widened(logits, self._token_ids, self._size)
+
+
+def widened(logits: Tensor, token_ids: Tensor, size: int) -> Tensor:
+    """Logits [R, n or more] of the tokens `token_ids` [n], as [R, size] with -inf elsewhere."""
+    full = logits.new_full((len(logits), size), -math.inf)
+    return full.index_copy_(1, token_ids, logits[:, : len(token_ids)])
 
 
 def most_frequent(counts: Sequence[int], size: int, always: Sequence[int]) -> DraftVocabulary:

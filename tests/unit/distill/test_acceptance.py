@@ -10,8 +10,8 @@ from outrider.acceptance.accept import accept
 from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import Proposal, Source, Verdict
 from outrider.acceptance.tree import TokenTree
+from outrider.corpus import Answer
 from outrider.distill.batches import batches, make_batch
-from outrider.distill.corpus import Answer
 from outrider.distill.evaluate import Acceptance
 from outrider.engine.draft_vocabulary import DraftVocabulary, most_frequent
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.distill.corpus import Answer, Corpus, read_answers
+from outrider.corpus import Answer, Corpus, read_answers
 from outrider.distill.options import load_options
 from outrider.distill.prompts import read_prompts
 from outrider.errors import InvalidArgument

@@ -10,12 +10,13 @@ import pytest
 import torch
 from rich.console import Console
 
+from outrider.corpus import read_answers
 from outrider.distill import collect as collecting
 from outrider.distill.checkpoint import pack, unpack
-from outrider.distill.corpus import read_answers
 from outrider.distill.evaluate import matching
 from outrider.distill.main import Distillation
 from outrider.distill.options import DistillOptions
+from outrider.distill.student import make_student
 from outrider.distill.training import CHECKPOINT, Trainer
 from outrider.engine.draft_vocabulary import FILE
 from outrider.engine.engine import Engine, Feed
@@ -156,6 +157,20 @@ def test_interrupted_training_ends_with_the_same_weights(
 def test_other_training_options_over_a_checkpoint_are_refused(distilled: tuple[Path, Path]) -> None:
     with pytest.raises(InvalidArgument, match="checkpoint"):
         distillation(*distilled, None, ["train"], training=OPTIONS["training"] | {"steps": 50}).run()
+
+
+def test_by_default_a_draft_has_the_first_and_the_last_layer(tiny_model: TinyModel) -> None:
+    options = DistillOptions.model_validate({}).draft
+    module = load_model(ModelOptions(str(tiny_model("llama")))).module
+    student = make_student(module, options, None)
+    assert len(student.model.layers) == 2
+    for layer, origin in zip(student.model.layers, (module.model.layers[0], module.model.layers[-1]), strict=True):
+        assert torch.equal(layer.mlp.up_proj.weight, origin.mlp.up_proj.weight)
+
+
+def test_collecting_without_prompts_is_refused(tiny_model: TinyModel, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="prompts"):
+        distillation(tiny_model("llama"), tmp_path / "out", None, ["collect"]).run()
 
 
 @pytest.mark.parametrize("layers", [[5], [-1]])
