@@ -16,6 +16,9 @@ from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
+FLUSH_S = 2.0
+"""Longest wait, in seconds, for the last messages of calls whose work is done."""
+
 
 class Server:
     """One listening server. `add` the services, then `run` until a signal; health is SERVING only in between."""
@@ -77,8 +80,10 @@ class Server:
                 await drain()
         except TimeoutError:
             log.warning("%s: work was left after %g s and is ended", self.role, grace_s)
-        # The streams of peers never end by themselves: stop() would wait its whole grace for them.
-        await self.grpc.stop(0)
+            await self.grpc.stop(0)
+        else:
+            # The work is done, but its last messages may still be on their way out: stop(0) would cut them off.
+            await self.grpc.stop(FLUSH_S)
         log.info("%s stopped", self.role)
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
