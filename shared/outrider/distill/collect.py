@@ -10,11 +10,11 @@ from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.proposal import NO_PROPOSAL
 from outrider.corpus import Answer, Corpus
 from outrider.distill.options import CollectOptions
-from outrider.distill.prompts import Prompt
 from outrider.engine.sessions import ReplicaPeer, Reply
 from outrider.engine.verify import VerifyCore
 from outrider.engine.worker import DeviceWorker
 from outrider.errors import InternalError
+from outrider.prompts import Prompt
 from outrider.protocol.items import Close, Failed, Key, Open, Verified, Verify
 from outrider.text.tokenizer import Tokenizer
 

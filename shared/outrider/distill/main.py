@@ -31,7 +31,6 @@ from outrider.distill.collect import LEASE_S, collect, make_questions
 from outrider.distill.evaluate import evaluate
 from outrider.distill.options import DistillOptions, load_options
 from outrider.distill.plot import plot_report
-from outrider.distill.prompts import read_prompts
 from outrider.distill.student import choose_vocabulary, make_student, trainable_parameters
 from outrider.distill.training import Trainer
 from outrider.engine.draft_vocabulary import DraftVocabulary
@@ -40,6 +39,7 @@ from outrider.engine.model import LoadedModel, load_model
 from outrider.engine.options import EngineOptions, ModelOptions
 from outrider.engine.verify import VerifyCore
 from outrider.errors import InvalidArgument, OutriderError
+from outrider.prompts import read_prompts
 from outrider.text.tokenizer import Tokenizer
 
 STAGES = ("collect", "train", "evaluate")

@@ -9,8 +9,8 @@ import pytest
 
 from outrider.corpus import Answer, Corpus, read_answers
 from outrider.distill.options import load_options
-from outrider.distill.prompts import read_prompts
 from outrider.errors import InvalidArgument
+from outrider.prompts import read_prompts
 
 ANSWERS = [Answer(f"k{n}", "c", (1, 2, n), (3, n), 0.7, n) for n in range(3)]
 

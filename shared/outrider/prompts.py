@@ -1,4 +1,4 @@
-"""The prompt file: one JSON object a line, or plain text, one prompt a line."""
+"""Prompt files, as distillation and benchmarks read them: one JSON object a line, or plain text, one prompt a line."""
 
 from __future__ import annotations
 
