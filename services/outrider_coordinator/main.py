@@ -55,11 +55,13 @@ class Coordinator:
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
         name = f"{socket.gethostname()}/{os.getpid()}"
-        self.replicas = Replicas(settings.verifiers, settings.drafts, InProcessStore(), name=name)
+        self.replicas = Replicas(
+            settings.verifiers, settings.drafts, InProcessStore(), name=name, tls=settings.client_tls
+        )
         self.generations = Generations(self.replicas, settings)
         defaults = Defaults(settings.speculation, settings.default_max_tokens)
         servicer = GenerationServicer(self.replicas, self.generations, defaults)
-        self.server = Server("coordinator", settings.listen)
+        self.server = Server("coordinator", settings.listen, tls=settings.server_tls)
         self.server.add(GENERATION_SERVICE, partial(add_GenerationServiceServicer_to_server, servicer))
         self._links: asyncio.Task[None] | None = None
 

@@ -13,6 +13,7 @@ from outrider.routing.choose import least_loaded
 from outrider.routing.store import Store
 from outrider.rpc import codec
 from outrider.rpc.replica_link import ReplicaLink
+from outrider.rpc.tls import ClientTls
 from outrider.telemetry.logs import get_logger
 from outrider.text.tokenizer import Tokenizer
 from outrider.text.vocabulary import first_difference
@@ -39,15 +40,24 @@ class Target:
 class Replicas:
     """All replicas. `run` (a task) keeps them connected; sessions are bound to them and released."""
 
-    def __init__(self, verifiers: Sequence[str], drafts: Sequence[str], store: Store, *, name: str) -> None:
-        """`verifiers` and `drafts` are addresses, host:port."""
+    def __init__(
+        self,
+        verifiers: Sequence[str],
+        drafts: Sequence[str],
+        store: Store,
+        *,
+        name: str,
+        tls: ClientTls | None = None,
+    ) -> None:
+        """`verifiers` and `drafts` are addresses, host:port; without `tls` connections to them are unencrypted."""
         self._store = store
         self._target: asyncio.Future[Target] = asyncio.get_running_loop().create_future()
         self.verifiers: list[VerifierLink] = [
-            ReplicaLink(codec.VERIFIER, address, pair=self._pair_verifier, coordinator=name) for address in verifiers
+            ReplicaLink(codec.VERIFIER, address, pair=self._pair_verifier, coordinator=name, tls=tls)
+            for address in verifiers
         ]
         self.drafts: list[DraftLink] = [
-            ReplicaLink(codec.DRAFT, address, pair=self._pair_draft, coordinator=name) for address in drafts
+            ReplicaLink(codec.DRAFT, address, pair=self._pair_draft, coordinator=name, tls=tls) for address in drafts
         ]
 
     async def run(self) -> None:

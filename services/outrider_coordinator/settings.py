@@ -7,11 +7,11 @@ from pathlib import Path
 from pydantic import Field
 
 from outrider.acceptance.params import Rule
-from outrider.config import Settings
+from outrider.config.tls import TlsSettings
 from outrider_coordinator.request import MAX_DRAFT_TOKENS, DrafterKind, Speculation
 
 
-class CoordinatorSettings(Settings, env_prefix="OUTRIDER_COORDINATOR_"):
+class CoordinatorSettings(TlsSettings, env_prefix="OUTRIDER_COORDINATOR_"):
     """The coordinator owns each generation, decides which guessed tokens stand, and streams them to the client."""
 
     listen: str = Field(

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from outrider.config.settings import Settings
+from outrider.config.tls import ServerTlsSettings
 
 
-class ReplicaSettings(Settings):
+class ReplicaSettings(ServerTlsSettings):
     """One model on one device."""
 
     model: str = Field(description="Hugging Face hub id, directory, or .gguf file of the model.")

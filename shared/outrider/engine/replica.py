@@ -79,7 +79,7 @@ class Replica:
         register: Register,
     ) -> None:
         """`role` is verifier or draft; `core` runs its rounds, `codec` and `register` are its service."""
-        self.server = Server(role, settings.listen)
+        self.server = Server(role, settings.listen, tls=settings.server_tls)
         self._grace_s = settings.grace_s
         self._loop = asyncio.get_running_loop()
         self._worker = DeviceWorker(core, on_failure=self._device_failed)

@@ -1,9 +1,11 @@
-"""Options of every channel and server: message sizes, keepalive. One place, so both ends agree."""
+"""Options of every channel and server: message sizes, keepalive, encryption. One place, so both ends agree."""
 
 from __future__ import annotations
 
 import grpc
 import grpc.aio
+
+from outrider.rpc.tls import ClientTls
 
 MAX_MESSAGE_BYTES = 32 << 20
 """A frame of 1,000 sessions is well under 1 MiB; a tokenizer comes in pieces; a long prompt is 4 bytes a token."""
@@ -35,6 +37,8 @@ SERVER_OPTIONS = [
 ]
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """An unencrypted channel to `host:port`."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
+    """A channel to `host:port`, encrypted with `tls`, whose files are read now. Raise ConfigError if they are bad."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from outrider.config import Settings, describe, load
+from outrider.config.tls import ServerTlsSettings
 from outrider.errors import ConfigError, OutriderError
 from outrider.telemetry import logs
 
@@ -19,6 +20,8 @@ def run_service(prog: str, settings_type: type[S], run: Callable[[S], None], arg
         settings = load(settings_type, argv, prog)
         logs.configure(settings.log_level)
         logs.get_logger(prog).info("settings: %s", describe(settings))
+        if isinstance(settings, ServerTlsSettings):
+            settings.check_files()  # before a model loads for minutes
         run(settings)
     except OutriderError as error:
         print(f"{prog}: {error}", file=sys.stderr)

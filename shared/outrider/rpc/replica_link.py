@@ -15,6 +15,7 @@ from outrider.rpc import convert
 from outrider.rpc.channel import open_channel
 from outrider.rpc.codec import Codec
 from outrider.rpc.status import from_rpc_error
+from outrider.rpc.tls import ClientTls
 from outrider.telemetry.logs import get_logger
 from outrider.v1 import model_pb2, model_pb2_grpc, replica_pb2
 
@@ -64,7 +65,15 @@ Pair = Callable[[ModelInfo, "model_pb2_grpc.ModelServiceAsyncStub"], Awaitable[i
 class ReplicaLink(Generic[Item, Reply]):
     """One replica. `run`, a task its owner holds, keeps the stream up; `call` and `tell` use it meanwhile."""
 
-    def __init__(self, codec: Codec[Item, Reply], address: str, *, pair: Pair, coordinator: str) -> None:
+    def __init__(
+        self,
+        codec: Codec[Item, Reply],
+        address: str,
+        *,
+        pair: Pair,
+        coordinator: str,
+        tls: ClientTls | None = None,
+    ) -> None:
         self.address = address
         self.model: ModelInfo | None = None
         self.welcome: replica_pb2.Welcome | None = None  # of the current connection
@@ -73,6 +82,7 @@ class ReplicaLink(Generic[Item, Reply]):
         self._codec = codec
         self._pair = pair
         self._coordinator = coordinator
+        self._tls = tls
         self._outbox: list[Any] = []
         self._filled = asyncio.Event()
         self._pending: dict[Key, _Pending] = {}
@@ -126,24 +136,25 @@ class ReplicaLink(Generic[Item, Reply]):
     async def run(self) -> None:
         """Keep the stream up until cancelled; back off between attempts."""
         failures = 0
-        async with open_channel(self.address) as channel:
-            while True:
-                try:
+        while True:
+            try:
+                # A channel for each attempt: certificates that were replaced meanwhile are read anew.
+                async with open_channel(self.address, self._tls) as channel:
                     await self._connect_and_read(channel)
-                    failures = 0
-                except FailedPrecondition as error:
-                    self._refuse(str(error))
-                    failures = len(BACKOFF_S)
-                except (OutriderError, grpc.RpcError, asyncio.InvalidStateError) as error:
-                    was_up = self.ready
-                    self._go_down(error)
-                    failures = 0 if was_up else failures + 1
-                    level = log.warning if was_up or failures == 1 else log.debug
-                    level("%s: %s", self.address, _reason(error))
-                except BaseException as error:
-                    self._go_down(error)
-                    raise
-                await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+                failures = 0
+            except FailedPrecondition as error:
+                self._refuse(str(error))
+                failures = len(BACKOFF_S)
+            except (OutriderError, grpc.RpcError, asyncio.InvalidStateError) as error:
+                was_up = self.ready
+                self._go_down(error)
+                failures = 0 if was_up else failures + 1
+                level = log.warning if was_up or failures == 1 else log.debug
+                level("%s: %s", self.address, _reason(error))
+            except BaseException as error:
+                self._go_down(error)
+                raise
+            await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
     async def _connect_and_read(self, channel: grpc.aio.Channel) -> None:
         """One connection, from GetModel to its end; always ends by raising why."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -12,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 from outrider.errors import ConfigError, InternalError
 from outrider.rpc.channel import SERVER_OPTIONS
+from outrider.rpc.tls import ServerTls
 from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -23,14 +25,24 @@ FLUSH_S = 2.0
 class Server:
     """One listening server. `add` the services, then `run` until a signal; health is SERVING only in between."""
 
-    def __init__(self, role: str, listen: str) -> None:
+    def __init__(
+        self,
+        role: str,
+        listen: str,
+        *,
+        tls: ServerTls | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        options: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        """`listen` is host:port; without `tls` the port is unencrypted. `options` come on top of SERVER_OPTIONS."""
         self.role = role
         self._listen = listen
+        self._tls = tls
         self._health = health.aio.HealthServicer()
         self._names: list[str] = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._stopping = asyncio.Event()
         self._failure: str | None = None
-        self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
+        self.grpc = grpc.aio.server(options=[*SERVER_OPTIONS, *options], interceptors=list(interceptors))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         self.port = 0
 
@@ -43,7 +55,10 @@ class Server:
         """Listen; return the address in use. Raise ConfigError if it cannot be had."""
         reflection.enable_server_reflection(self._names, self.grpc)
         try:
-            self.port = self.grpc.add_insecure_port(self._listen)
+            if self._tls is None:
+                self.port = self.grpc.add_insecure_port(self._listen)
+            else:
+                self.port = self.grpc.add_secure_port(self._listen, self._tls.credentials())
         except RuntimeError as error:
             raise ConfigError(f"listen: cannot listen on {self._listen}: {error}") from error
         await self.grpc.start()
@@ -59,7 +74,9 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
-        log.info("%s serves on %s", self.role, address)
+        log.info("%s serves on %s, %s", self.role, address, self._encryption)
+        if self._tls is None and not is_loopback(address):
+            log.warning("the port is unencrypted and other machines can reach it; see tls_cert")
         print(f"ready {self.role} {address}", flush=True)
         await self._stopping.wait()
         await self.stop(drain, grace_s=grace_s if self._failure is None else 0.0)
@@ -86,12 +103,27 @@ class Server:
             await self.grpc.stop(FLUSH_S)
         log.info("%s stopped", self.role)
 
+    @property
+    def _encryption(self) -> str:
+        if self._tls is None:
+            return "unencrypted"
+        return "TLS" if self._tls.client_ca is None else "mutual TLS"
+
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
         for name in ("", *self._service_names()):
             await self._health.set(name, status)
 
     def _service_names(self) -> Sequence[str]:
         return [name for name in self._names if name.startswith("outrider.")]
+
+
+def is_loopback(address: str) -> bool:
+    """True if only this machine can reach `host:port`."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def run_event_loop(main: Awaitable[None]) -> None:
