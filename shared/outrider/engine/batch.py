@@ -19,16 +19,27 @@ Slots = slice | Tensor
 class Feed:
     """Tokens of one session to compute: a chain that continues `sequence.cached`, then a tree that continues the chain.
 
-    With `want_logits`, the pass returns one row for the last chain token and one for each node.
+    A tree in flight may grow instead: then there is no chain, and the first `grown` nodes of `tree` are those in flight.
+    With `want_logits`, the pass returns one row for the last chain token and one for each new node.
     """
 
     sequence: KvSequence
-    tokens: Sequence[int]  # at least one
+    tokens: Sequence[int]
     tree: TokenTree = NO_TREE
     want_logits: bool = True
+    grown: int = 0
 
     def __len__(self) -> int:
-        return len(self.tokens) + len(self.tree)
+        return len(self.tokens) + len(self.tree) - self.grown
+
+    def ids(self) -> tuple[int, ...]:
+        """The token ids of its rows."""
+        return (*self.tokens, *self.tree.tokens[self.grown :])
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of logits that the pass returns for it."""
+        return len(self) - max(len(self.tokens) - 1, 0) if self.want_logits else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +63,19 @@ class Span:
     base: int
     device: torch.device
 
+    @property
+    def tree_base(self) -> int:
+        """Index in the cache of the tree's first node: one after the position of its root."""
+        return self.base + len(self.feed.tokens) - self.feed.grown
+
     def positions(self) -> list[int]:
         """Of each row, in the session's text."""
-        root = self.base + len(self.feed.tokens) - 1
-        return [*range(self.base, root + 1), *(root + depth for depth in self.feed.tree.depths())]
+        chain = range(self.base, self.base + len(self.feed.tokens))
+        return [*chain, *self._node_positions()[self.feed.grown :]]
+
+    def _node_positions(self) -> list[int]:
+        """Of each node, those of earlier passes included."""
+        return [self.tree_base - 1 + depth for depth in self.feed.tree.depths()]
 
     def is_prefix(self, window: int | None) -> bool:
         """True if the rows are the session's first ones, and row i sees exactly the keys up to i."""
@@ -68,10 +88,13 @@ class Span:
         left out if not `masked`.
         """
         length = self.base + len(self.feed)
-        first = max(0, self.base - window + 1) // step * step if window else 0
+        # In the chain index and position are the same; all of a tree is kept.
+        oldest = min(self.base, self.tree_base)
+        first = max(0, oldest - window + 1) // step * step if window else 0
         padding = -(length - first) % step
         slots = _padded(self.feed.sequence.slots(first, length), padding, self.device)
-        sees_all = len(self.feed) == 1 and not padding and (not window or length - first <= window)
+        no_siblings = len(self.feed) == 1 and self.feed.tree.is_chain
+        sees_all = no_siblings and not padding and (not window or length - first <= window)
         if sees_all or not masked:
             return Context(slots, None)
         return Context(slots, self._mask(window, first, length + padding))
@@ -81,15 +104,17 @@ class Span:
         keys = torch.arange(first, stop, device=self.device)
         rows = torch.arange(self.base, self.base + len(self.feed), device=self.device)
         mask = keys <= rows[:, None]
-        tree = self.feed.tree
-        if not tree.is_chain:
-            root, end = self.base + len(self.feed.tokens), self.base + len(self.feed)
-            mask[len(self.feed.tokens) :, root - first : end - first] = ancestors(tree).to(self.device)
+        nodes = slice(self.tree_base - first, self.base + len(self.feed) - first)
+        if not self.feed.tree.is_chain:
+            mask[len(self.feed.tokens) :, nodes] = self.ancestors()
         if window:
-            positions = torch.tensor(self.positions(), device=self.device)
-            keys[self.base - first : self.base - first + len(self.feed)] = positions
-            mask &= keys > positions[:, None] - window
+            keys[nodes] = torch.tensor(self._node_positions(), device=self.device)
+            mask &= keys > torch.tensor(self.positions(), device=self.device)[:, None] - window
         return mask
+
+    def ancestors(self) -> Tensor:
+        """Bool [new nodes, nodes]: which nodes each row of the tree sees."""
+        return ancestors(self.feed.tree)[self.feed.grown :].to(self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +133,13 @@ class Batch:
         spans: list[Span] = []
         start = 0
         for feed in feeds:
-            spans.append(Span(feed, start, start + len(feed), len(feed.sequence.cached), device))
+            spans.append(Span(feed, start, start + len(feed), len(feed.sequence.cached) + feed.grown, device))
             start += len(feed)
-        wanted = [
-            row
-            for span in spans
-            if span.feed.want_logits
-            for row in range(span.start + len(span.feed.tokens) - 1, span.stop)
-        ]
+        wanted = [row for span in spans for row in range(span.stop - span.feed.logit_rows, span.stop)]
         return cls(
             spans=tuple(spans),
             slots=_written_slots(spans, device),
-            input_ids=torch.tensor([[t for feed in feeds for t in (*feed.tokens, *feed.tree.tokens)]], device=device),
+            input_ids=torch.tensor([[token for feed in feeds for token in feed.ids()]], device=device),
             position_ids=torch.tensor([[p for span in spans for p in span.positions()]], device=device),
             logit_rows=torch.tensor(wanted, dtype=torch.int64, device=device),
         )

@@ -76,15 +76,16 @@ class Engine:
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
         """Compute the feeds in one pass and return logits [R, W].
 
-        Rows in order: per feed with `want_logits` its last chain token, then its tree's nodes. W is at least the
+        Rows in order: per feed with `want_logits` its last chain token, then its tree's new nodes. W is at least the
         vocabulary size; ids beyond that are padding. The chains join their sequences' `cached`; the trees stay in
         flight until `align`. Raises ResourceExhausted, and changes no sequence, if the device has no room to compute.
         """
         total = sum(len(feed) for feed in feeds)
         assert 0 < total <= self.options.max_batch_tokens
         for feed in feeds:
-            assert feed.tokens
-            assert not feed.sequence.tree.tokens, "align before the next pass"
+            assert len(feed)
+            assert feed.sequence.tree == feed.tree.truncated(feed.grown), "align before the next pass, or grow the tree"
+            assert not (feed.tokens and feed.grown)
             feed.sequence.check_room(len(feed))
         try:
             return self._advance(feeds)

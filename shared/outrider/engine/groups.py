@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.engine.batch import Span, ancestors
+from outrider.engine.batch import Span
 from outrider.engine.kv import LayerKv
 
 
@@ -68,7 +68,6 @@ def _mask(spans: Sequence[Span], length: int) -> Tensor:
     mask = torch.arange(length, device=device) <= index[:, :, None]
     for entry, span in enumerate(spans):
         if not span.feed.tree.is_chain:
-            chain = len(span.feed.tokens)
-            start, stop = span.base + chain, span.base + len(span.feed)
-            mask[entry, chain:, start:stop] = ancestors(span.feed.tree).to(device)
+            stop = span.base + len(span.feed)
+            mask[entry, len(span.feed.tokens) :, span.tree_base : stop] = span.ancestors()
     return mask[:, None]

@@ -89,15 +89,16 @@ class KvSequence:
         self.tree = NO_TREE
 
     def extend(self, tokens: Sequence[int], tree: TokenTree) -> None:
-        """Record that `tokens`, then the nodes of `tree`, now stand in the cache after `cached`."""
+        """Record that `tokens`, then all nodes of `tree`, now stand in the cache after `cached`."""
         self.cached.extend(tokens)
         self.tree = tree
         self._publish()
 
     def check_room(self, count: int) -> None:
-        """Raise InvalidArgument unless `count` more tokens and nodes fit into what was reserved."""
-        if len(self.cached) + count > self.max_length:
-            raise InvalidArgument("tokens", len(self.cached) + count, f"at most max_length, {self.max_length}")
+        """Raise InvalidArgument unless `count` tokens and nodes fit into what was reserved, after all that is there."""
+        total = len(self.cached) + len(self.tree) + count
+        if total > self.max_length:
+            raise InvalidArgument("tokens", total, f"at most max_length, {self.max_length}")
 
     def close(self) -> None:
         """Let go of all blocks; the full ones stay in the prefix cache."""

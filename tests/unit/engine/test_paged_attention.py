@@ -69,6 +69,37 @@ def test_sessions_of_mixed_lengths_in_one_pass(tiny_model: TinyModel, name: str,
     assert_close(logits, torch.stack(expected))
 
 
+@pytest.mark.parametrize(("stem_length", "grouped"), [(5, set()), (195, {"cpu", "cuda"})])
+def test_a_tree_that_grows_over_several_passes(
+    tiny_model: TinyModel,
+    name: str,
+    device: str,
+    stem_length: int,
+    grouped: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "GROUPED_DEVICES", grouped)
+    directory = tiny_model(name)
+    engine = make_engine(directory, device)
+    stem, other = random_tokens(stem_length, seed=1), random_tokens(9, seed=2)
+    sequence, neighbour = engine.open(stem, stem_length + len(TREE)), engine.open(other, 64)
+    rows = [engine.forward([Feed(sequence, stem)])]
+    for grown, size in ((0, 2), (2, 3), (3, 6), (6, len(TREE))):
+        feeds = [Feed(sequence, (), TREE.truncated(size), grown=grown)]
+        if grown == 2:  # one row beside another session's one row
+            feeds.append(Feed(neighbour, other[:1]))
+        rows.append(engine.forward(feeds)[: size - grown])
+    assert sequence.tree == TREE
+    for node, row in enumerate(torch.cat(rows)[1:]):
+        path = [TREE.tokens[index] for index in TREE.path(node)]
+        assert_close(row, reference_logits(directory, [*stem, *path], device)[-1])
+    history = [*stem, *(TREE.tokens[node] for node in TREE.path(5)), 11]
+    sequence.align(history, stem_length)
+    assert sequence.cached == history[:-1]
+    logits = engine.forward([Feed(sequence, [11])])
+    assert_close(logits[-1], reference_logits(directory, history, device)[-1])
+
+
 @pytest.mark.parametrize("stem_length", [1, 8, 30, 195])
 def test_every_tree_node_equals_its_path_alone(tiny_model: TinyModel, name: str, device: str, stem_length: int) -> None:
     directory = tiny_model(name)
