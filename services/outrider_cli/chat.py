@@ -23,6 +23,9 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system message at the start of the conversation.")] = None,
     address: options.Address = DEFAULT_ADDRESS,
     timeout: options.Timeout = DEFAULT_TIMEOUT_S,
+    tls_ca: options.TlsCa = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
@@ -54,7 +57,7 @@ def chat(
         fixed_length=fixed_length,
         rule=rule,
     )
-    with connected(address) as client:
+    with connected(address, options.client_tls(tls_ca, tls_cert, tls_key)) as client:
         note(f"Talking with {client.model_info().target.name}. {HELP}")
         conversation = Conversation(system)
         for line in _lines():

@@ -20,6 +20,9 @@ def generate(
     as_json: options.AsJson = False,
     address: options.Address = DEFAULT_ADDRESS,
     timeout: options.Timeout = DEFAULT_TIMEOUT_S,
+    tls_ca: options.TlsCa = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
     max_tokens: options.MaxTokens = None,
     min_tokens: options.MinTokens = None,
     stop: options.Stop = None,
@@ -78,7 +81,8 @@ def generate(
         fixed_length=fixed_length,
         rule=rule,
     )
-    with connected(address) as client, client.stream(text if raw else None, timeout=timeout, **request) as stream:
+    tls = options.client_tls(tls_ca, tls_cert, tls_key)
+    with connected(address, tls) as client, client.stream(text if raw else None, timeout=timeout, **request) as stream:
         if as_json:
             print_json(stream.read())
             return

@@ -10,10 +10,15 @@ from outrider_cli.terminal import connected, errors_reported, print_json, say
 
 @errors_reported()
 def info(
-    as_json: options.AsJson = False, address: options.Address = DEFAULT_ADDRESS, timeout: options.Timeout = 10.0
+    as_json: options.AsJson = False,
+    address: options.Address = DEFAULT_ADDRESS,
+    timeout: options.Timeout = 10.0,
+    tls_ca: options.TlsCa = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
 ) -> None:
     """Show the target model, the draft models and how a request is speculated by default."""
-    with connected(address) as client:
+    with connected(address, options.client_tls(tls_ca, tls_cert, tls_key)) as client:
         service = client.model_info(timeout=timeout)
     if as_json:
         print_json(service)

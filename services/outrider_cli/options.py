@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 from outrider.acceptance.params import Rule as AcceptanceRule
+from outrider.client import ClientTls, RequestOptions
 from outrider.client import Drafter as ClientDrafter
-from outrider.client import RequestOptions
 
 _LENGTH, _SAMPLING, _SPECULATION = "Length and stopping", "Sampling", "Speculation"
+_CONNECTION = "Encryption"
 
 Address = Annotated[
     str, typer.Option(envvar="OUTRIDER_ADDRESS", help="Where the coordinator serves.", metavar="HOST:PORT")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 Timeout = Annotated[float, typer.Option(help="Give up after this many seconds.", min=0.001)]
+
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="OUTRIDER_TLS_CA",
+        help="PEM file with the CA of the coordinator's certificate; connect encrypted.",
+        rich_help_panel=_CONNECTION,
+    ),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="OUTRIDER_TLS_CERT",
+        help="PEM file with a certificate to show a coordinator that asks for one.",
+        rich_help_panel=_CONNECTION,
+    ),
+]
+TlsKey = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="OUTRIDER_TLS_KEY", help="PEM file with the private key of --tls-cert.", rich_help_panel=_CONNECTION
+    ),
+]
 
 MaxTokens = Annotated[int | None, typer.Option(help="Most tokens of the answer.", rich_help_panel=_LENGTH)]
 Stop = Annotated[
@@ -100,6 +125,15 @@ def request_options(**values: object) -> RequestOptions:
     """The options that were given: absent, empty and False ones are left to the service."""
     given = {name: value for name, value in values.items() if value is not None and value is not False and value != []}
     return cast(RequestOptions, given)
+
+
+def client_tls(ca: Path | None, cert: Path | None, key: Path | None) -> ClientTls | None:
+    """The files to connect with, or None for an unencrypted connection. Raise a usage error for one without its CA."""
+    if ca is None:
+        if cert is not None or key is not None:
+            raise typer.BadParameter("needs --tls-ca, the CA of the coordinator's certificate", param_hint="--tls-cert")
+        return None
+    return ClientTls(ca, cert, key)
 
 
 def parse_logit_bias(entries: list[str] | None) -> dict[int, float] | None:

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from outrider.client import Client, Completion, Drafter
+from outrider.client import Client, ClientTls, Completion, Drafter
 from outrider.errors import OutriderError, Unavailable
 
 INTERRUPTED = 130  # the shells' code for Ctrl-C
@@ -50,13 +50,18 @@ def errors_reported() -> Iterator[None]:
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Client]:
-    """A client of the coordinator at `address`; if nobody answers there, the error says what to do."""
-    with Client(address) as client:
+def connected(address: str, tls: ClientTls | None = None) -> Iterator[Client]:
+    """A client of the coordinator at `address`; if nobody answers there, the error says what to do.
+
+    Its API key is what OUTRIDER_API_KEY holds: a flag would show it to every user of the machine.
+    """
+    with Client(address, tls=tls) as client:
         try:
             yield client
         except Unavailable as error:
             hint = "Is it running? `outrider up --model MODEL` starts one; --address says where it is."
+            if tls is None:
+                hint += " If it serves encrypted, --tls-ca is needed."
             raise Unavailable(f"no answer from {address} ({error}). {hint}") from error
 
 

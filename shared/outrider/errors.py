@@ -51,6 +51,10 @@ class Cancelled(OutriderError):
     """The caller, or an Abort, ended the work."""
 
 
+class Unauthenticated(OutriderError):
+    """The caller brought no API key, or none that is known here."""
+
+
 class NotFound(OutriderError):
     """What was named does not exist."""
 

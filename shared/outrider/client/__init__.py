@@ -22,6 +22,7 @@ from outrider.client.results import (
     Usage,
 )
 from outrider.client.sync import Client, CompletionStream
+from outrider.rpc.tls import ClientTls
 
 __all__ = [
     "DEFAULT_ADDRESS",
@@ -31,6 +32,7 @@ __all__ = [
     "ChatMessage",
     "Chunk",
     "Client",
+    "ClientTls",
     "Completion",
     "CompletionStream",
     "Drafter",

@@ -13,13 +13,14 @@ from typing import Any, Protocol, Self, TypeVar, Unpack
 import grpc
 import grpc.aio
 
-from outrider.client.channel import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, channel_options, deadline
+from outrider.client.channel import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, call_metadata, channel_options, deadline
 from outrider.client.collector import Collector
 from outrider.client.convert import generate_request, service_info_from_proto, tokenize_request
 from outrider.client.options import ChatMessage, RequestOptions
 from outrider.client.results import Chunk, Completion, ServiceInfo
 from outrider.errors import Cancelled
 from outrider.rpc.status import from_rpc_error
+from outrider.rpc.tls import ClientTls
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 
 _Response = TypeVar("_Response")
@@ -42,11 +43,13 @@ class AsyncClient:
         address: str = DEFAULT_ADDRESS,
         *,
         timeout: float = DEFAULT_TIMEOUT_S,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: ClientTls | None = None,
+        api_key: str | None = None,
     ) -> None:
         self._address = address
         self._timeout = deadline(timeout, DEFAULT_TIMEOUT_S)
-        self._credentials = credentials
+        self._metadata = call_metadata(api_key, address, encrypted=tls is not None)
+        self._credentials = tls.credentials() if tls is not None else None
         self._channel: grpc.aio.Channel | None = None
         self._connected_stub: generation_pb2_grpc.GenerationServiceAsyncStub | None = None
 
@@ -75,7 +78,9 @@ class AsyncClient:
     ) -> AsyncCompletionStream:
         """The answer as it comes, chunk by chunk. Not awaited: use `async for` on it, inside `async with`."""
         request = generate_request(prompt, options)
-        return AsyncCompletionStream(self._stub.Generate(request, timeout=deadline(timeout, self._timeout)))
+        return AsyncCompletionStream(
+            self._stub.Generate(request, timeout=deadline(timeout, self._timeout), metadata=self._metadata)
+        )
 
     async def abort(self, request_id: str, *, timeout: float | None = None) -> bool:
         """End a generation, which then finishes with reason `abort`. False if none with that id was running."""
@@ -113,7 +118,7 @@ class AsyncClient:
 
     async def _call(self, method: Callable[..., Any], request: object, timeout: float | None) -> Any:
         with _typed_errors():
-            return await method(request, timeout=deadline(timeout, self._timeout))
+            return await method(request, timeout=deadline(timeout, self._timeout), metadata=self._metadata)
 
 
 class AsyncCompletionStream:

@@ -1,14 +1,18 @@
-"""How the client connects: retries, keepalive, deadlines."""
+"""How the client connects: retries, keepalive, deadlines, its API key."""
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import math
+import os
 
 from outrider import __version__
 from outrider.errors import InvalidArgument
-from outrider.rpc.channel import MAX_MESSAGE_BYTES
+from outrider.rpc import api_key
+from outrider.rpc.channel import MAX_MESSAGE_BYTES, is_loopback
+from outrider.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 DEFAULT_ADDRESS = "127.0.0.1:7400"
 DEFAULT_TIMEOUT_S = 600.0
@@ -45,7 +49,7 @@ def channel_options(address: str) -> list[tuple[str, str | int]]:
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.max_pings_without_data", 0),
     ]
-    if _is_loopback(address):
+    if is_loopback(address):
         options.append(("grpc.enable_http_proxy", 0))  # a proxy named in the environment cannot reach this machine
     return options
 
@@ -58,9 +62,9 @@ def deadline(timeout: float | None, default: float) -> float:
     return seconds
 
 
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def call_metadata(key: str | None, address: str, *, encrypted: bool) -> tuple[tuple[str, str], ...]:
+    """What every call carries: the API key, from the environment if `key` is None."""
+    metadata = api_key.to_metadata(os.environ.get(api_key.VARIABLE) if key is None else key)
+    if metadata and not encrypted and not is_loopback(address):
+        log.warning("the API key travels to %s unencrypted: connect with tls", address)
+    return metadata

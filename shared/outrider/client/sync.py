@@ -8,12 +8,13 @@ from typing import Protocol, Self, TypeVar, Unpack
 
 import grpc
 
-from outrider.client.channel import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, channel_options, deadline
+from outrider.client.channel import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, call_metadata, channel_options, deadline
 from outrider.client.collector import Collector
 from outrider.client.convert import generate_request, service_info_from_proto, tokenize_request
 from outrider.client.options import ChatMessage, RequestOptions
 from outrider.client.results import Chunk, Completion, ServiceInfo
 from outrider.rpc.status import from_rpc_error
+from outrider.rpc.tls import ClientTls
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 
 _Response = TypeVar("_Response")
@@ -29,7 +30,8 @@ class Client:
     """A connection to a coordinator at `address`, to be used as a context manager and from any number of threads.
 
     Every method raises the errors of `outrider.errors`; every call has a deadline, `timeout` seconds unless the call
-    says otherwise. With `credentials` the connection is encrypted (`grpc.ssl_channel_credentials`).
+    says otherwise. With `tls` the connection is encrypted; its files are read here, so that a new client is what takes
+    in replaced ones. `api_key` is by default what the environment variable OUTRIDER_API_KEY holds.
     """
 
     def __init__(
@@ -37,14 +39,16 @@ class Client:
         address: str = DEFAULT_ADDRESS,
         *,
         timeout: float = DEFAULT_TIMEOUT_S,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: ClientTls | None = None,
+        api_key: str | None = None,
     ) -> None:
         self._timeout = deadline(timeout, DEFAULT_TIMEOUT_S)
         options = channel_options(address)
-        if credentials is None:
+        self._metadata = call_metadata(api_key, address, encrypted=tls is not None)
+        if tls is None:
             self._channel = grpc.insecure_channel(address, options)
         else:
-            self._channel = grpc.secure_channel(address, credentials, options)
+            self._channel = grpc.secure_channel(address, tls.credentials(), options)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -71,7 +75,9 @@ class Client:
     ) -> CompletionStream:
         """The answer as it comes, chunk by chunk. Leaving the loop or the `with` block early cancels the request."""
         request = generate_request(prompt, options)
-        return CompletionStream(self._stub.Generate(request, timeout=deadline(timeout, self._timeout)))
+        return CompletionStream(
+            self._stub.Generate(request, timeout=deadline(timeout, self._timeout), metadata=self._metadata)
+        )
 
     def abort(self, request_id: str, *, timeout: float | None = None) -> bool:
         """End a generation, which then finishes with reason `abort`. False if none with that id was running."""
@@ -96,7 +102,7 @@ class Client:
 
     def _call(self, method: Callable[..., _Response], request: object, timeout: float | None) -> _Response:
         try:
-            return method(request, timeout=deadline(timeout, self._timeout))
+            return method(request, timeout=deadline(timeout, self._timeout), metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 import grpc
 import grpc.aio
 
@@ -42,3 +44,12 @@ def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel
     if tls is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     return grpc.aio.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
+
+
+def is_loopback(address: str) -> bool:
+    """True if only this machine can reach `host:port`."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -12,7 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.errors import ConfigError, InternalError
-from outrider.rpc.channel import SERVER_OPTIONS
+from outrider.rpc.channel import SERVER_OPTIONS, is_loopback
 from outrider.rpc.tls import ServerTls
 from outrider.telemetry.logs import get_logger
 
@@ -45,6 +44,7 @@ class Server:
         self.grpc = grpc.aio.server(options=[*SERVER_OPTIONS, *options], interceptors=list(interceptors))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         self.port = 0
+        self.on_start: Callable[[str], None] = lambda address: None  # called once the server listens
 
     def add(self, name: str, register: Callable[[grpc.aio.Server], None]) -> None:
         """Add the service called `name`; `register` is its generated add_..._to_server, bound to the servicer."""
@@ -63,7 +63,9 @@ class Server:
             raise ConfigError(f"listen: cannot listen on {self._listen}: {error}") from error
         await self.grpc.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        return f"{self._listen.rsplit(':', 1)[0]}:{self.port}"
+        address = f"{self._listen.rsplit(':', 1)[0]}:{self.port}"
+        self.on_start(address)
+        return address
 
     async def run(self, drain: Callable[[], Awaitable[None]], *, grace_s: float) -> None:
         """Serve until SIGTERM or SIGINT; then NOT_SERVING, `drain` for at most `grace_s` seconds, stop.
@@ -115,15 +117,6 @@ class Server:
 
     def _service_names(self) -> Sequence[str]:
         return [name for name in self._names if name.startswith("outrider.")]
-
-
-def is_loopback(address: str) -> bool:
-    """True if only this machine can reach `host:port`."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def run_event_loop(main: Awaitable[None]) -> None:

@@ -24,6 +24,7 @@ _CODES: tuple[tuple[type[errors.OutriderError], int], ...] = (
     (errors.DeadlineExceeded, code_pb2.DEADLINE_EXCEEDED),
     (errors.Cancelled, code_pb2.CANCELLED),
     (errors.NotFound, code_pb2.NOT_FOUND),
+    (errors.Unauthenticated, code_pb2.UNAUTHENTICATED),
 )
 _TYPES = {code: kind for kind, code in _CODES}
 _DOMAIN = "outrider"

@@ -20,6 +20,7 @@ ERRORS = [
     (errors.FailedPrecondition("another vocabulary"), grpc.StatusCode.FAILED_PRECONDITION),
     (errors.DeadlineExceeded("too late"), grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.NotFound("no such thing"), grpc.StatusCode.NOT_FOUND),
+    (errors.Unauthenticated("no key"), grpc.StatusCode.UNAUTHENTICATED),
     (errors.InternalError("our fault"), grpc.StatusCode.INTERNAL),
     (ZeroDivisionError("a bug"), grpc.StatusCode.INTERNAL),
 ]
