@@ -12,10 +12,10 @@ from google.protobuf.duration_pb2 import Duration
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.stopping import FinishReason, StopConditions
 from outrider.errors import InvalidArgument
-from outrider.rpc.convert import RULES, rule_from_proto, sampling_from_proto
+from outrider.rpc.values import RULES, rule_from_proto, sampling_from_proto
 from outrider.text.chat import Message
 from outrider.v1 import generation_pb2 as pb
-from outrider_coordinator.replicas import Target
+from outrider_coordinator.pairing import Target
 from outrider_coordinator.request import DrafterKind, Request, Speculation, validate
 from outrider_coordinator.session import Delta, Session
 

@@ -26,7 +26,8 @@ from outrider.client.results import (
     Usage,
 )
 from outrider.errors import InternalError, InvalidArgument
-from outrider.rpc.convert import RULES, model_from_proto, rule_from_proto
+from outrider.rpc.convert import model_from_proto
+from outrider.rpc.values import RULES, rule_from_proto
 from outrider.v1 import generation_pb2
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ Slots = slice | Tensor
 class Feed:
     """Tokens of one session to compute: a chain that continues `sequence.cached`, then a tree that continues the chain.
 
-    A tree in flight may grow instead: then there is no chain, and the first `grown` nodes of `tree` are those in flight.
+    A tree in flight may grow instead: then there is no chain, and the first `grown` nodes of `tree` are those there.
     With `want_logits`, the pass returns one row for the last chain token and one for each new node.
     """
 

@@ -14,7 +14,18 @@ from outrider.engine.engine import Engine
 from outrider.engine.schedule import Demand, schedule
 from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply, Request, Session, SessionTable
 from outrider.errors import InvalidArgument, ResourceExhausted
-from outrider.protocol.items import Advance, Close, Closed, Failed, FailureCode, Open, Opened, Propose, Verify
+from outrider.protocol.items import (
+    Advance,
+    Close,
+    Closed,
+    DraftAhead,
+    Failed,
+    FailureCode,
+    Open,
+    Opened,
+    Propose,
+    Verify,
+)
 from outrider.sampling.distribution import UnusableLogits
 from outrider.telemetry.logs import get_logger
 
@@ -40,7 +51,7 @@ class ReplicaCore(ABC, Generic[Work]):
     # Subclasses
 
     @abstractmethod
-    def start_round(self, session: Session[Work], item: Verify | Propose) -> Reply | None:
+    def start_round(self, session: Session[Work], item: Verify | Propose | DraftAhead) -> Reply | None:
         """Begin the round an item asks for, by setting `session.work`; or reply at once. Raise on a bad item."""
 
     @abstractmethod
@@ -118,7 +129,7 @@ class ReplicaCore(ABC, Generic[Work]):
         try:
             return self.finish_step(sessions, logits, started)
         except UnusableLogits as error:
-            pieces = torch.split(logits, [1 + self.demand(session).tree for session in sessions])
+            pieces = torch.split(logits, [self.last_feed(session).logit_rows for session in sessions])
             good = [entry for entry in range(len(sessions)) if entry not in error.entries]
             replies = [self.fail(sessions[entry], error) for entry in error.entries]
             if good:

@@ -1,92 +1,123 @@
-"""The draft's rounds: guess tokens one after another, all sessions side by side."""
+"""The draft's rounds: guess tokens one after another, all sessions side by side, now or ahead of the verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import torch
 
-from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, SparseQ
-from outrider.acceptance.tree import TokenTree
+from outrider.acceptance.proposal import NO_PROPOSAL
+from outrider.acceptance.tree import validate_tree
 from outrider.engine.batch import Feed
 from outrider.engine.core import ReplicaCore
+from outrider.engine.foresight import Foresight
+from outrider.engine.guess import Drafting, DraftSession, Guess
 from outrider.engine.schedule import Demand
-from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply, Session
+from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply
 from outrider.errors import InvalidArgument
-from outrider.protocol.items import Drafted, FailureCode, Propose, Verify
-from outrider.sampling.draft import DraftedToken, DraftRow, draft_rows
+from outrider.protocol.items import DraftAhead, Drafted, DraftedAhead, FailureCode, Propose, Verify
+from outrider.sampling.distribution import UnusableLogits
+from outrider.sampling.draft import DraftRow, draft_rows
+from outrider.sampling.ranking import rank_rows
+
+Found = TypeVar("Found")
 
 
-@dataclass(slots=True)
-class Guess:
-    """A proposal in the making."""
+class DraftCore(ReplicaCore[Drafting]):
+    """A session's work is its guess, or its proposals drafted ahead, so far."""
 
-    max_tokens: int
-    tokens: list[int] = field(default_factory=list)
-    q: list[SparseQ] = field(default_factory=list)
-
-    def add(self, drafted: DraftedToken) -> None:
-        """Take in the next token."""
-        self.tokens.append(drafted.token)
-        if drafted.q is not None:
-            self.q.append(drafted.q)
-
-    @property
-    def full(self) -> bool:
-        """True when nothing more was asked for."""
-        return len(self.tokens) == self.max_tokens
-
-    @property
-    def proposal(self) -> Proposal:
-        """What has been guessed."""
-        return Proposal(TokenTree.chain(self.tokens), Source.MODEL, tuple(self.q))
-
-
-class DraftCore(ReplicaCore[Guess]):
-    """A session's work is its guess so far. The KV of guessed tokens stays where the target accepts them."""
-
-    def start_round(self, session: Session[Guess], item: Verify | Propose) -> Reply | None:
+    def start_round(self, session: DraftSession, item: Verify | Propose | DraftAhead) -> Reply | None:
         """Begin to guess; the proposal comes from a later step."""
-        assert isinstance(item, Propose)
+        assert not isinstance(item, Verify)
         if item.max_tokens > self.max_proposal:
-            raise InvalidArgument("propose.max_tokens", item.max_tokens, f"at most {self.max_proposal}")
+            raise InvalidArgument("max_tokens", item.max_tokens, f"at most {self.max_proposal}")
+        if len(session.history) >= self.engine.info.context_length:
+            raise _outgrown(session)
+        return self._look_ahead(session, item) if isinstance(item, DraftAhead) else self._guess(session, item)
+
+    def demand(self, session: DraftSession) -> Demand:
+        """What the work wants; without a round, all committed tokens but the last."""
+        return session.work.demand(session) if session.work else Demand(session.uncomputed - 1, 0)
+
+    def last_feed(self, session: DraftSession) -> Feed:
+        """What the work wants."""
+        assert session.work is not None
+        return session.work.feed(session)
+
+    def finish_step(
+        self, sessions: Sequence[DraftSession], logits: torch.Tensor, started: float
+    ) -> list[tuple[ReplicaPeer, Reply]]:
+        """One more token for each guess and each branch; reply for those that have enough."""
+        rows = [session.work.rows(session) for session in sessions if session.work]
+        ranks = [session.work.ranks for session in sessions if session.work]
+        ranked = _by_session(partial(rank_rows, most=max(ranks)), [rank > 0 for rank in ranks], rows, logits)
+        drafted = _by_session(draft_rows, [rank == 0 for rank in ranks], rows, logits)
+        replies: list[tuple[ReplicaPeer, Reply]] = []
+        for index, session in enumerate(sessions):
+            work = session.work
+            assert work is not None
+            if index in ranked:
+                work.take_ranked(session, ranked[index])
+            else:
+                work.take(session, drafted[index])
+            if reply := work.reply(session):
+                session.work = None
+                replies.append((session.peer, reply))
+        return replies
+
+    def _guess(self, session: DraftSession, item: Propose) -> Reply | None:
         # The KV of all guessed tokens but the last is written.
         room = session.sequence.max_length - len(session.history) + 1
-        if room < 1 or len(session.history) >= self.engine.info.context_length:
-            raise ItemRefused(
-                FailureCode.CONTEXT_LENGTH,
-                f"{len(session.history)} tokens fill the draft's context of {session.sequence.max_length}",
-            )
+        if room < 1:
+            raise _outgrown(session)
         if item.max_tokens == 0:
             return Drafted(item.key, NO_PROPOSAL)
         session.work = Guess(min(item.max_tokens, room))
         return None
 
-    def demand(self, session: Session[Guess]) -> Demand:
-        """The committed and guessed tokens without KV; without a round, all committed ones but the last."""
-        if session.work is None:
-            return Demand(session.uncomputed - 1, 0)
-        return Demand(session.uncomputed + len(session.work.tokens), 0)
+    def _look_ahead(self, session: DraftSession, item: DraftAhead) -> Reply | None:
+        size = len(item.in_flight)
+        validate_tree(item.in_flight, vocabulary_size=session.sampling.vocabulary_size, max_nodes=self.max_proposal)
+        if len(item.branches) != size + 1:
+            raise InvalidArgument("draft_ahead.branches", len(item.branches), f"{size + 1} numbers, one an outcome")
+        if sum(item.branches) > self.max_proposal:
+            raise InvalidArgument("draft_ahead.branches", sum(item.branches), f"at most {self.max_proposal} in all")
+        # Outcomes that leave no room to guess are not worth foreseeing.
+        room = session.sequence.max_length - len(session.history) - size
+        branches = min(sum(item.branches), room // max(item.max_tokens, 1))
+        if item.max_tokens == 0 or branches < 1:
+            return DraftedAhead(item.key, ())
+        session.work = Foresight(item, item.max_tokens, branches)
+        return None
 
-    def last_feed(self, session: Session[Guess]) -> Feed:
-        """The rest of the history, or the newest guess; logits for the last of them."""
-        assert session.work is not None
-        tokens = (session.history + session.work.tokens)[len(session.sequence.cached) :]
-        return Feed(session.sequence, tuple(tokens), want_logits=True)
 
-    def finish_step(
-        self, sessions: Sequence[Session[Guess]], logits: torch.Tensor, started: float
-    ) -> list[tuple[ReplicaPeer, Reply]]:
-        """Guess one more token for each session; reply for those that have enough."""
-        rows = [DraftRow(s.sampling, len(s.history), tuple(s.work.tokens)) for s in sessions if s.work is not None]
-        replies: list[tuple[ReplicaPeer, Reply]] = []
-        for session, drafted in zip(sessions, draft_rows(logits, rows), strict=True):
-            guess = session.work
-            assert guess is not None
-            guess.add(drafted)
-            # Nothing can follow a stop token.
-            if guess.full or drafted.token in session.stop_token_ids:
-                session.work = None
-                replies.append((session.peer, Drafted(session.key, guess.proposal)))
-        return replies
+def _by_session(
+    of: Callable[[torch.Tensor, Sequence[DraftRow]], Sequence[Found]],
+    chosen: Sequence[bool],
+    rows: Sequence[Sequence[DraftRow]],
+    logits: torch.Tensor,
+) -> dict[int, list[Found]]:
+    """What `of` makes of the rows of the chosen sessions, by session. Raise UnusableLogits naming sessions."""
+    owners = [index for index, each in enumerate(rows) if chosen[index] for _ in each]
+    if not owners:
+        return {}
+    if not all(chosen):
+        places = [row for row, index in enumerate(i for i, each in enumerate(rows) for _ in each) if chosen[index]]
+        logits = logits[torch.tensor(places, device=logits.device)]
+    try:
+        found = of(logits, [row for index, each in enumerate(rows) if chosen[index] for row in each])
+    except UnusableLogits as error:
+        raise UnusableLogits(sorted({owners[entry] for entry in error.entries})) from error
+    results: dict[int, list[Found]] = {}
+    for index, result in zip(owners, found, strict=True):
+        results.setdefault(index, []).append(result)
+    return results
+
+
+def _outgrown(session: DraftSession) -> ItemRefused:
+    return ItemRefused(
+        FailureCode.CONTEXT_LENGTH,
+        f"{len(session.history)} tokens fill the draft's context of {session.sequence.max_length}",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -15,7 +16,9 @@ from outrider.protocol.items import (
     Advance,
     Close,
     Closed,
+    DraftAhead,
     Drafted,
+    DraftedAhead,
     Failed,
     FailureCode,
     Key,
@@ -30,8 +33,8 @@ from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-Request = Open | Advance | Verify | Propose | Close
-Reply = Opened | Closed | Verified | Drafted | Failed
+Request = Open | Advance | Verify | Propose | DraftAhead | Close
+Reply = Opened | Closed | Verified | Drafted | DraftedAhead | Failed
 ReplicaPeer = Peer[Request, Reply]
 Work = TypeVar("Work")
 
@@ -85,6 +88,10 @@ class SessionTable(Generic[Work]):
     def __iter__(self) -> Iterator[Session[Work]]:
         return iter(self._sessions.values())
 
+    def count_by_peer(self) -> Counter[str]:
+        """How many sessions each stream has, by the stream's name. May be called on any thread."""
+        return Counter(peer.name for peer, _ in list(self._sessions))
+
     def open(self, peer: ReplicaPeer, item: Open, *, max_length: int) -> tuple[Session[Work], int]:
         """Open or re-open; the session and how many of its tokens came from the prefix cache.
 
@@ -122,7 +129,7 @@ class SessionTable(Generic[Work]):
         session.last_used = self._clock()
         return session
 
-    def advance(self, session: Session[Work], item: Advance | Verify | Propose) -> None:
+    def advance(self, session: Session[Work], item: Advance | Verify | Propose | DraftAhead) -> None:
         """Move the committed history, and roll the KV back to what still holds. Raise ItemRefused, InvalidArgument."""
         length, base = len(session.history), item.key.base_length
         if item.keep > length or item.keep + len(item.append) != base or base == 0:

@@ -13,14 +13,14 @@ from outrider.engine.core import ReplicaCore
 from outrider.engine.schedule import Demand
 from outrider.engine.sessions import ReplicaPeer, Reply, Session
 from outrider.errors import InvalidArgument
-from outrider.protocol.items import Propose, Verified, Verify
+from outrider.protocol.items import DraftAhead, Propose, Verified, Verify
 from outrider.sampling.verify import VerifyRows, verify_rows
 
 
 class VerifyCore(ReplicaCore[VerifyRows]):
     """A session's work is its proposal, checked."""
 
-    def start_round(self, session: Session[VerifyRows], item: Verify | Propose) -> Reply | None:
+    def start_round(self, session: Session[VerifyRows], item: Verify | Propose | DraftAhead) -> Reply | None:
         """Check the proposal; the verdict comes from a later step."""
         assert isinstance(item, Verify)
         size, room = len(item.proposal), session.sequence.max_length - len(session.history)

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.proposal import Proposal, Verdict
+from outrider.acceptance.tree import TokenTree
 
 PROTOCOL_VERSION = 1
 
@@ -69,6 +70,21 @@ class Propose:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftAhead:
+    """Advance, then draft up to `max_tokens` tokens for the likely outcomes of the round in flight.
+
+    `branches[n + 1]`: how many next tokens to foresee where the accepted path ends with node n; `[0]`: where none stands.
+    """
+
+    key: Key
+    keep: int
+    append: tuple[int, ...]
+    in_flight: TokenTree  # what is being verified
+    max_tokens: int
+    branches: tuple[int, ...]  # [len(in_flight) + 1]
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Forget the session; its full blocks stay in the prefix cache."""
 
@@ -97,6 +113,23 @@ class Drafted:
 
     key: Key
     proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """The proposal for one outcome: the accepted path ends with `node` (`ROOT`: it is empty), `next_token` follows."""
+
+    node: int
+    next_token: int
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedAhead:
+    """Proposals drafted ahead, the likeliest next token of each node first."""
+
+    key: Key
+    foreseen: tuple[Foreseen, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +162,8 @@ class Failed:
 
 VerifierRequest = Open | Verify | Advance | Close
 VerifierReply = Opened | Verified | Closed | Failed
-DraftRequest = Open | Propose | Advance | Close
-DraftReply = Opened | Drafted | Closed | Failed
+DraftRequest = Open | Propose | DraftAhead | Advance | Close
+DraftReply = Opened | Drafted | DraftedAhead | Closed | Failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,20 @@ class UnusableLogits(InternalError):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One position: session, committed length, and the in-flight tokens above it."""
+    """One position: session, committed length, and the in-flight tokens above it.
+
+    The first `ahead` of these are taken to be committed when the row's token is drawn.
+    """
 
     state: SamplingState
     base_length: int
     path: tuple[int, ...]
+    ahead: int = 0
+
+    @property
+    def drawn_at(self) -> int:
+        """Committed length of the round that draws here."""
+        return self.base_length + self.ahead
 
     @property
     def position(self) -> int:

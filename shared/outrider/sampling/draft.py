@@ -24,11 +24,15 @@ Q_ENTRIES = 32
 
 @dataclass(frozen=True, slots=True)
 class DraftRow:
-    """One session's row of a drafting step, after `drafted` tokens of this round."""
+    """One row of a drafting step, after `drafted` tokens of this round.
+
+    Drafting ahead, the first `ahead` of them are taken to be committed by then: draws are those of that later round.
+    """
 
     state: SamplingState
     base_length: int
     drafted: tuple[int, ...]
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ def draft_rows(logits: Tensor, work: Sequence[DraftRow]) -> list[DraftedToken]:
     if not work:
         return []
     assert len(work) == len(logits), f"{len(work)} rows of work, but {len(logits)} of logits"
-    rows = [Row(entry.state, entry.base_length, entry.drafted) for entry in work]
+    rows = rows_of(work)
     groups: dict[Step, list[int]] = {}
     for index, row in enumerate(rows):
         groups.setdefault(_step_for(row.state), []).append(index)
@@ -66,6 +70,11 @@ def draft_rows(logits: Tensor, work: Sequence[DraftRow]) -> list[DraftedToken]:
     if bad:
         raise UnusableLogits(sorted(bad))
     return [found[index] for index in range(len(rows))]
+
+
+def rows_of(work: Sequence[DraftRow]) -> list[Row]:
+    """As `scores_of` takes them."""
+    return [Row(entry.state, entry.base_length, entry.drafted, entry.ahead) for entry in work]
 
 
 Result = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -100,7 +109,7 @@ def _drawn(logits: Tensor, rows: Sequence[Row]) -> Result:
     scores = scores_of(logits, rows)
     top = scores.topk(min(Q_ENTRIES, scores.shape[1]), dim=1)
     q = top.values.to(torch.float64).softmax(dim=1).to(torch.float32)
-    keys = noise_keys(((row.state.seed, row.position, row.base_length, Domain.DRAFT) for row in rows), scores.device)
+    keys = noise_keys(((row.state.seed, row.position, row.drawn_at, Domain.DRAFT) for row in rows), scores.device)
     place = (q.log() + gumbel_of(keys, top.indices)).argmax(dim=1, keepdim=True)
     return top.indices.gather(1, place), top.values.gather(1, place), top.indices, q
 

@@ -76,6 +76,7 @@ class DraftItem(_message.Message):
     PROPOSE_FIELD_NUMBER: _builtins.int
     ADVANCE_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
+    DRAFT_AHEAD_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     epoch: _builtins.int
     base_length: _builtins.int
@@ -87,6 +88,8 @@ class DraftItem(_message.Message):
     def advance(self) -> _replica_pb2.Advance: ...
     @_builtins.property
     def close(self) -> _replica_pb2.Close: ...
+    @_builtins.property
+    def draft_ahead(self) -> Global___DraftAhead: ...
     def __init__(
         self,
         *,
@@ -97,12 +100,13 @@ class DraftItem(_message.Message):
         propose: Global___Propose | None = ...,
         advance: _replica_pb2.Advance | None = ...,
         close: _replica_pb2.Close | None = ...,
+        draft_ahead: Global___DraftAhead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "close", b"close", "event", b"event", "open", b"open", "propose", b"propose"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "close", b"close", "draft_ahead", b"draft_ahead", "event", b"event", "open", b"open", "propose", b"propose"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "base_length", b"base_length", "close", b"close", "epoch", b"epoch", "event", b"event", "open", b"open", "propose", b"propose", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "base_length", b"base_length", "close", b"close", "draft_ahead", b"draft_ahead", "epoch", b"epoch", "event", b"event", "open", b"open", "propose", b"propose", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["open", "propose", "advance", "close"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["open", "propose", "advance", "close", "draft_ahead"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -132,6 +136,44 @@ class Propose(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Propose: _TypeAlias = Propose  # noqa: Y015
+
+@_typing.final
+class DraftAhead(_message.Message):
+    """Advance, then draft for the likely outcomes of the round in flight, while the verifier checks it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADVANCE_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    BRANCHES_FIELD_NUMBER: _builtins.int
+    max_tokens: _builtins.int
+    """Most tokens of each proposal."""
+    @_builtins.property
+    def advance(self) -> _replica_pb2.Advance: ...
+    @_builtins.property
+    def in_flight(self) -> _replica_pb2.TokenTree:
+        """What is being verified."""
+
+    @_builtins.property
+    def branches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many next tokens to foresee: first where no node stands, then where the accepted path ends with node 0, 1, ..."""
+
+    def __init__(
+        self,
+        *,
+        advance: _replica_pb2.Advance | None = ...,
+        in_flight: _replica_pb2.TokenTree | None = ...,
+        max_tokens: _builtins.int = ...,
+        branches: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "in_flight", b"in_flight"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "branches", b"branches", "in_flight", b"in_flight", "max_tokens", b"max_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftAhead: _TypeAlias = DraftAhead  # noqa: Y015
 
 @_typing.final
 class DraftResponse(_message.Message):
@@ -190,6 +232,7 @@ class DraftReply(_message.Message):
     PROPOSAL_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    DRAFTED_AHEAD_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     epoch: _builtins.int
     base_length: _builtins.int
@@ -201,6 +244,8 @@ class DraftReply(_message.Message):
     def closed(self) -> _replica_pb2.Closed: ...
     @_builtins.property
     def error(self) -> _replica_pb2.ItemError: ...
+    @_builtins.property
+    def drafted_ahead(self) -> Global___DraftedAhead: ...
     def __init__(
         self,
         *,
@@ -211,13 +256,64 @@ class DraftReply(_message.Message):
         proposal: _replica_pb2.Proposal | None = ...,
         closed: _replica_pb2.Closed | None = ...,
         error: _replica_pb2.ItemError | None = ...,
+        drafted_ahead: Global___DraftedAhead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "error", b"error", "event", b"event", "opened", b"opened", "proposal", b"proposal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "drafted_ahead", b"drafted_ahead", "error", b"error", "event", b"event", "opened", b"opened", "proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "closed", b"closed", "epoch", b"epoch", "error", b"error", "event", b"event", "opened", b"opened", "proposal", b"proposal", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "closed", b"closed", "drafted_ahead", b"drafted_ahead", "epoch", b"epoch", "error", b"error", "event", b"event", "opened", b"opened", "proposal", b"proposal", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["opened", "proposal", "closed", "error"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["opened", "proposal", "closed", "error", "drafted_ahead"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___DraftReply: _TypeAlias = DraftReply  # noqa: Y015
+
+@_typing.final
+class DraftedAhead(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORESEEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def foreseen(self) -> _containers.RepeatedCompositeFieldContainer[Global___Foreseen]: ...
+    def __init__(
+        self,
+        *,
+        foreseen: _abc.Iterable[Global___Foreseen] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["foreseen", b"foreseen"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftedAhead: _TypeAlias = DraftedAhead  # noqa: Y015
+
+@_typing.final
+class Foreseen(_message.Message):
+    """The proposal for one outcome of the round in flight."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    NEXT_TOKEN_FIELD_NUMBER: _builtins.int
+    PROPOSAL_FIELD_NUMBER: _builtins.int
+    node: _builtins.int
+    """The accepted path ends with this node; -1: no node stands."""
+    next_token: _builtins.int
+    """The recovered or bonus token after it."""
+    @_builtins.property
+    def proposal(self) -> _replica_pb2.Proposal: ...
+    def __init__(
+        self,
+        *,
+        node: _builtins.int = ...,
+        next_token: _builtins.int = ...,
+        proposal: _replica_pb2.Proposal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_token", b"next_token", "node", b"node", "proposal", b"proposal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Foreseen: _TypeAlias = Foreseen  # noqa: Y015

@@ -14,7 +14,7 @@ from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, RowLogprobs, Sou
 from outrider.acceptance.tree import TokenTree
 from outrider.errors import InternalError, InvalidArgument
 from outrider.protocol import items
-from outrider.rpc import convert
+from outrider.rpc import convert, values
 from outrider.v1 import draft_pb2, replica_pb2, verifier_pb2
 
 tokens = st.integers(0, 2**20)
@@ -62,6 +62,16 @@ advances = st.builds(items.Advance, keys, st.integers(0, 99), token_lists)
 closings = st.builds(items.Close, keys)
 verifies = st.builds(items.Verify, keys, st.integers(0, 99), token_lists, st.just(NO_PROPOSAL) | proposals())
 proposes = st.builds(items.Propose, keys, st.integers(0, 99), token_lists, st.integers(0, 64))
+aheads = st.builds(
+    items.DraftAhead,
+    keys,
+    st.integers(0, 99),
+    token_lists,
+    st.just(NO_PROPOSAL.tree) | proposals().map(lambda proposal: proposal.tree),
+    st.integers(0, 64),
+    token_lists,
+)
+foreseen = st.builds(items.Foreseen, st.integers(-1, 99), tokens, st.just(NO_PROPOSAL) | proposals())
 
 verdicts = st.builds(
     Verdict,
@@ -83,7 +93,7 @@ def test_verifier_items_survive(item: items.VerifierRequest) -> None:
     assert convert.verifier_item_from_proto(wire) == item
 
 
-@given(openings | advances | closings | proposes)
+@given(openings | advances | closings | proposes | aheads)
 def test_draft_items_survive(item: items.DraftRequest) -> None:
     wire = draft_pb2.DraftItem.FromString(convert.draft_item_to_proto(item).SerializeToString())
     assert convert.draft_item_from_proto(wire) == item
@@ -95,7 +105,11 @@ def test_verifier_replies_survive(reply: items.VerifierReply) -> None:
     assert convert.verifier_reply_from_proto(wire) == reply
 
 
-@given(common_replies | st.builds(items.Drafted, keys, st.just(NO_PROPOSAL) | proposals()))
+@given(
+    common_replies
+    | st.builds(items.Drafted, keys, st.just(NO_PROPOSAL) | proposals())
+    | st.builds(items.DraftedAhead, keys, st.lists(foreseen, max_size=3).map(tuple))
+)
 def test_draft_replies_survive(reply: items.DraftReply) -> None:
     wire = draft_pb2.DraftReply.FromString(convert.draft_reply_to_proto(reply).SerializeToString())
     assert convert.draft_reply_from_proto(wire) == reply
@@ -122,10 +136,10 @@ def test_q_must_fit_its_tree() -> None:
     wire = replica_pb2.Proposal(tree=replica_pb2.TokenTree(tokens=[1, 2]))
     wire.q.add(token_ids=[1], probabilities=[1.0])
     with pytest.raises(InvalidArgument, match=r"proposal\.q"):
-        convert.proposal_from_proto(wire)
+        values.proposal_from_proto(wire)
     wire.q.add(token_ids=[1], probabilities=[])
     with pytest.raises(InvalidArgument, match=r"proposal\.q"):
-        convert.proposal_from_proto(wire)
+        values.proposal_from_proto(wire)
 
 
 def test_a_chain_costs_a_few_bytes_a_token() -> None:

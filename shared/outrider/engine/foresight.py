@@ -1,0 +1,121 @@
+"""Drafting ahead: proposals for the likely outcomes of the round in flight, all of them in one growing token tree.
+
+The first pass runs the rest of the history and the tokens in flight, whose logits say which outcomes are likely. Every
+further pass adds one token to each outcome's branch. Accepted nodes are moved into place by the next item, as on the
+verifier, so what was drafted ahead costs no second pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, SparseQ
+from outrider.acceptance.tree import ROOT, TokenTree
+from outrider.engine.batch import Feed
+from outrider.engine.guess import DraftSession
+from outrider.engine.schedule import Demand
+from outrider.protocol.items import DraftAhead, DraftedAhead, Foreseen
+from outrider.sampling.draft import DraftedToken, DraftRow
+
+
+@dataclass(slots=True)
+class Branch:
+    """One outcome and what is drafted after it."""
+
+    node: int  # last accepted node in flight, or ROOT
+    path: tuple[int, ...]  # tokens of the accepted nodes
+    next_token: int
+    tokens: list[int] = field(default_factory=list)  # drafted after `next_token`
+    q: list[SparseQ] = field(default_factory=list)
+    leaf: int = ROOT  # node of the newest token whose KV is there
+
+    @property
+    def newest(self) -> int:
+        """The token that the coming pass runs."""
+        return self.tokens[-1] if self.tokens else self.next_token
+
+    @property
+    def foreseen(self) -> Foreseen:
+        """As the coordinator gets it."""
+        proposal = Proposal(TokenTree.chain(self.tokens), Source.MODEL, tuple(self.q)) if self.tokens else NO_PROPOSAL
+        return Foreseen(self.node, self.next_token, proposal)
+
+
+class Foresight:
+    """Drafting ahead in the making."""
+
+    def __init__(self, item: DraftAhead, max_tokens: int, most_branches: int) -> None:
+        """`max_tokens` and `most_branches`: what there is room for."""
+        self._in_flight = item.in_flight
+        self._wanted = item.branches
+        self._max_tokens = max_tokens
+        self._most_branches = most_branches
+        self._branches: list[Branch] | None = None
+        self._growing: list[Branch] = []
+
+    @property
+    def ranks(self) -> int:
+        """In the first pass as many as the widest outcome wants, and those in flight, which are no outcomes there."""
+        return max(self._wanted) + len(self._in_flight) if self._branches is None else 0
+
+    def demand(self, session: DraftSession) -> Demand:
+        """The rest of the history and what is in flight; later one node a branch."""
+        if self._branches is None:
+            return Demand(session.uncomputed, len(self._in_flight))
+        return Demand(len(self._growing), 0)
+
+    def feed(self, session: DraftSession) -> Feed:
+        """See `demand`."""
+        if self._branches is None:
+            tokens = session.history[len(session.sequence.cached) :]
+            return Feed(session.sequence, tuple(tokens), self._in_flight)
+        tree = session.sequence.tree
+        parents = (branch.leaf if branch.tokens else branch.node for branch in self._growing)
+        grown = TokenTree((*tree.tokens, *(branch.newest for branch in self._growing)), (*tree.parents, *parents))
+        return Feed(session.sequence, (), grown, grown=len(tree))
+
+    def rows(self, session: DraftSession) -> list[DraftRow]:
+        """What may follow the history and each node in flight; later each branch."""
+        base = len(session.history)
+        if self._branches is None:
+            paths = [self._path(node) for node in range(ROOT, len(self._in_flight))]
+            return [DraftRow(session.sampling, base, path) for path in paths]
+        return [
+            DraftRow(session.sampling, base, (*b.path, b.next_token, *b.tokens), ahead=len(b.path) + 1)
+            for b in self._growing
+        ]
+
+    def take_ranked(self, session: DraftSession, ranked: Sequence[tuple[int, ...]]) -> None:
+        """Begin the branches: at each node its likeliest next tokens that are not in flight already."""
+        self._branches = []
+        for node, (tokens, wanted) in enumerate(zip(ranked, self._wanted, strict=True), start=ROOT):
+            in_flight = {self._in_flight.tokens[child] for child in self._in_flight.children(node)}
+            others = [t for t in tokens if t not in in_flight and t not in session.stop_token_ids]
+            self._branches += [Branch(node, self._path(node), token) for token in others[:wanted]]
+        # The longest paths come last; they are the likeliest.
+        self._branches = self._branches[-self._most_branches :]
+        self._growing = list(self._branches)
+
+    def take(self, session: DraftSession, drafted: Sequence[DraftedToken]) -> None:
+        """One more token for each branch."""
+        first = len(session.sequence.tree) - len(self._growing)
+        for leaf, (branch, token) in enumerate(zip(self._growing, drafted, strict=True), start=first):
+            branch.leaf = leaf
+            branch.tokens.append(token.token)
+            if token.q is not None:
+                branch.q.append(token.q)
+        self._growing = [
+            branch
+            for branch in self._growing
+            if len(branch.tokens) < self._max_tokens and branch.newest not in session.stop_token_ids
+        ]
+
+    def reply(self, session: DraftSession) -> DraftedAhead | None:
+        """All branches, when none grows any more."""
+        if self._branches is None or self._growing:
+            return None
+        return DraftedAhead(session.key, tuple(branch.foreseen for branch in self._branches))
+
+    def _path(self, node: int) -> tuple[int, ...]:
+        return tuple(self._in_flight.tokens[each] for each in self._in_flight.path(node))

@@ -1,0 +1,84 @@
+"""A drafting round: tokens guessed one after another after what is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from outrider.acceptance.proposal import Proposal, Source, SparseQ
+from outrider.acceptance.tree import TokenTree
+from outrider.engine.batch import Feed
+from outrider.engine.schedule import Demand
+from outrider.engine.sessions import Session
+from outrider.protocol.items import Drafted, DraftedAhead
+from outrider.sampling.draft import DraftedToken, DraftRow
+
+
+class Drafting(Protocol):
+    """A session's work on a draft replica, pass by pass."""
+
+    @property
+    def ranks(self) -> int:
+        """How many tokens it wants ranked at each row of the coming pass; 0: it wants one drafted at each."""
+
+    def demand(self, session: Session[Drafting]) -> Demand:
+        """What it has to run next."""
+
+    def feed(self, session: Session[Drafting]) -> Feed:
+        """The pass that `demand` leads up to."""
+
+    def rows(self, session: Session[Drafting]) -> list[DraftRow]:
+        """The rows of that pass, one for each row of its logits."""
+
+    def take(self, session: Session[Drafting], drafted: Sequence[DraftedToken]) -> None:
+        """Take in the drafted tokens of a pass, one a row."""
+
+    def take_ranked(self, session: Session[Drafting], ranked: Sequence[tuple[int, ...]]) -> None:
+        """Take in the ranked tokens of a pass, one list a row."""
+
+    def reply(self, session: Session[Drafting]) -> Drafted | DraftedAhead | None:
+        """The result, once it is there."""
+
+
+DraftSession = Session[Drafting]
+
+
+@dataclass(slots=True)
+class Guess:
+    """A proposal in the making. The KV of guessed tokens stays where the target accepts them."""
+
+    max_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    q: list[SparseQ] = field(default_factory=list)
+    ranks: int = 0
+
+    def demand(self, session: DraftSession) -> Demand:
+        """The committed and guessed tokens without KV."""
+        return Demand(session.uncomputed + len(self.tokens), 0)
+
+    def feed(self, session: DraftSession) -> Feed:
+        """The rest of the history, or the newest guess; logits for the last of them."""
+        tokens = (session.history + self.tokens)[len(session.sequence.cached) :]
+        return Feed(session.sequence, tuple(tokens), want_logits=True)
+
+    def rows(self, session: DraftSession) -> list[DraftRow]:
+        """The next token's."""
+        return [DraftRow(session.sampling, len(session.history), tuple(self.tokens))]
+
+    def take(self, session: DraftSession, drafted: Sequence[DraftedToken]) -> None:
+        """One more token."""
+        (token,) = drafted
+        self.tokens.append(token.token)
+        if token.q is not None:
+            self.q.append(token.q)
+
+    def take_ranked(self, session: DraftSession, ranked: Sequence[tuple[int, ...]]) -> None:
+        """Never asked for."""
+        raise AssertionError("a guess ranks nothing")
+
+    def reply(self, session: DraftSession) -> Drafted | None:
+        """The proposal, when it is as long as was asked for or ends with a stop token: nothing can follow one."""
+        if len(self.tokens) < self.max_tokens and self.tokens[-1] not in session.stop_token_ids:
+            return None
+        return Drafted(session.key, Proposal(TokenTree.chain(self.tokens), Source.MODEL, tuple(self.q)))

@@ -1,0 +1,125 @@
+"""Protobuf <-> plain values: what stands inside the items of the replica streams and inside clients' requests.
+
+Each pair of functions is the other's inverse; `*_from_proto` raises InvalidArgument for anything a well-behaved peer
+cannot have sent.
+"""
+
+from __future__ import annotations
+
+from outrider.acceptance.params import Rule, SamplingParams
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, RowLogprobs, Source, SparseQ, Verdict
+from outrider.acceptance.tree import TokenTree
+from outrider.errors import InvalidArgument
+from outrider.v1 import replica_pb2, sampling_pb2, verifier_pb2
+
+RULES = {
+    Rule.MATCH: sampling_pb2.ACCEPTANCE_RULE_MATCH,
+    Rule.REJECTION: sampling_pb2.ACCEPTANCE_RULE_REJECTION,
+    Rule.BLOCK: sampling_pb2.ACCEPTANCE_RULE_BLOCK,
+}
+_SOURCES = {
+    Source.NONE: replica_pb2.PROPOSAL_SOURCE_NONE,
+    Source.MODEL: replica_pb2.PROPOSAL_SOURCE_MODEL,
+    Source.NGRAM: replica_pb2.PROPOSAL_SOURCE_NGRAM,
+}
+RULES_BACK = {number: rule for rule, number in RULES.items()}
+_SOURCES_BACK = {number: source for source, number in _SOURCES.items()}
+
+
+# Sampling parameters
+
+
+def sampling_to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
+    """The wire form of a request's sampling parameters."""
+    return sampling_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=[sampling_pb2.LogitBias(token_id=token, bias=bias) for token, bias in params.logit_bias],
+        min_tokens=params.min_tokens,
+    )
+
+
+def sampling_from_proto(wire: sampling_pb2.SamplingParams) -> SamplingParams:
+    """Plain sampling parameters; absent fields take their neutral value. Ranges are checked elsewhere."""
+    return SamplingParams(
+        temperature=wire.temperature if wire.HasField("temperature") else 1.0,
+        top_k=wire.top_k,
+        top_p=wire.top_p if wire.HasField("top_p") else 1.0,
+        min_p=wire.min_p,
+        repetition_penalty=wire.repetition_penalty if wire.HasField("repetition_penalty") else 1.0,
+        presence_penalty=wire.presence_penalty,
+        frequency_penalty=wire.frequency_penalty,
+        logit_bias=tuple((entry.token_id, entry.bias) for entry in wire.logit_bias),
+        min_tokens=wire.min_tokens,
+    )
+
+
+def rule_from_proto(number: int, default: Rule = Rule.MATCH) -> Rule:
+    """The acceptance rule; the unspecified one is `default`."""
+    if number == sampling_pb2.ACCEPTANCE_RULE_UNSPECIFIED:
+        return default
+    try:
+        return RULES_BACK[number]  # type: ignore[index]
+    except KeyError:
+        raise InvalidArgument("rule", number, f"one of {', '.join(Rule)}") from None
+
+
+# Proposals and verdicts
+
+
+def tree_to_proto(tree: TokenTree) -> replica_pb2.TokenTree:
+    """The wire form of a token tree; a chain carries no parents."""
+    return replica_pb2.TokenTree(tokens=tree.tokens, parents=() if tree.is_chain else tree.parents)
+
+
+def tree_from_proto(wire: replica_pb2.TokenTree) -> TokenTree:
+    """A token tree; it is checked where the vocabulary is known (`validate_tree`)."""
+    tokens = tuple(wire.tokens)
+    return TokenTree(tokens, tuple(wire.parents)) if wire.parents else TokenTree.chain(tokens)
+
+
+def proposal_to_proto(proposal: Proposal) -> replica_pb2.Proposal:
+    """The wire form of a proposal."""
+    return replica_pb2.Proposal(
+        tree=tree_to_proto(proposal.tree),
+        source=_SOURCES[proposal.source],
+        q=[replica_pb2.SparseDistribution(token_ids=q.token_ids, probabilities=q.probabilities) for q in proposal.q],
+    )
+
+
+def proposal_from_proto(wire: replica_pb2.Proposal) -> Proposal:
+    """A plain proposal."""
+    if not wire.tree.tokens:
+        return NO_PROPOSAL
+    if wire.q and len(wire.q) != len(wire.tree.tokens):
+        raise InvalidArgument("proposal.q", len(wire.q), f"empty or as long as tokens, {len(wire.tree.tokens)}")
+    q = tuple(SparseQ(tuple(entry.token_ids), tuple(entry.probabilities)) for entry in wire.q)
+    if any(len(entry.token_ids) != len(entry.probabilities) or not entry.token_ids for entry in q):
+        raise InvalidArgument("proposal.q", "lists of unequal length", "as many probabilities as token ids, at least 1")
+    return Proposal(tree_from_proto(wire.tree), _SOURCES_BACK.get(wire.source, Source.MODEL), q)
+
+
+def verdict_to_proto(verdict: Verdict) -> verifier_pb2.Verdict:
+    """The wire form of a verdict."""
+    rows = [verifier_pb2.RowLogprobs(token_ids=row.token_ids, logprobs=row.logprobs) for row in verdict.logprobs]
+    return verifier_pb2.Verdict(
+        next_tokens=verdict.next_tokens,
+        thresholds=verdict.thresholds,
+        logprobs=rows,
+        step_microseconds=verdict.step_microseconds,
+    )
+
+
+def verdict_from_proto(wire: verifier_pb2.Verdict) -> Verdict:
+    """A plain verdict; whether it fits its proposal is checked by `accept`."""
+    return Verdict(
+        tuple(wire.next_tokens),
+        tuple(wire.thresholds),
+        tuple(RowLogprobs(tuple(row.token_ids), tuple(row.logprobs)) for row in wire.logprobs),
+        wire.step_microseconds,
+    )
