@@ -1,44 +1,35 @@
-"""The coordinator's connections: which verifiers and drafts there are, whether they fit, and who gets which."""
+"""The coordinator's replicas: which verifiers and drafts there are, and who gets which."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
-from outrider.errors import FailedPrecondition, Unavailable
-from outrider.protocol.items import DraftReply, DraftRequest, ModelInfo, VerifierReply, VerifierRequest
-from outrider.routing.choose import least_loaded
-from outrider.routing.store import Store
+from outrider.errors import Unavailable
+from outrider.protocol.items import DraftReply, DraftRequest, VerifierReply, VerifierRequest
+from outrider.routing.choose import choose
+from outrider.routing.records import Role
+from outrider.routing.store import Binding, Store
+from outrider.routing.view import View
 from outrider.rpc import codec
 from outrider.rpc.replica_link import ReplicaLink
 from outrider.rpc.tls import ClientTls
-from outrider.telemetry.logs import get_logger
-from outrider.text.tokenizer import Tokenizer
-from outrider.text.vocabulary import first_difference
-from outrider.v1 import model_pb2, model_pb2_grpc
-
-log = get_logger(__name__)
+from outrider.telemetry import metrics
+from outrider_coordinator.links import Links
+from outrider_coordinator.pairing import Pairing, Target
+from outrider_coordinator.placements import Placement, Placements
 
 VerifierLink = ReplicaLink[VerifierRequest, VerifierReply]
 DraftLink = ReplicaLink[DraftRequest, DraftReply]
 
 Link = TypeVar("Link", VerifierLink, DraftLink)
 
-FETCH_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The model this coordinator serves, as its first verifier told it."""
-
-    model: ModelInfo
-    tokenizer: Tokenizer
-
 
 class Replicas:
-    """All replicas. `run` (a task) keeps them connected; sessions are bound to them and released."""
+    """All replicas. `run` (a task) keeps them connected; sessions are placed on them, bound to them and released."""
 
     def __init__(
         self,
@@ -49,109 +40,140 @@ class Replicas:
         name: str,
         tls: ClientTls | None = None,
     ) -> None:
-        """`verifiers` and `drafts` are addresses, host:port; without `tls` connections to them are unencrypted."""
+        """`verifiers` and `drafts` are fixed addresses, host:port; without `tls` connections to them are unencrypted.
+
+        `name` is unlike that of any other coordinator that shares the store.
+        """
+        self._name = name
         self._store = store
-        self._target: asyncio.Future[Target] = asyncio.get_running_loop().create_future()
-        self.verifiers: list[VerifierLink] = [
-            ReplicaLink(codec.VERIFIER, address, pair=self._pair_verifier, coordinator=name, tls=tls)
-            for address in verifiers
-        ]
-        self.drafts: list[DraftLink] = [
-            ReplicaLink(codec.DRAFT, address, pair=self._pair_draft, coordinator=name, tls=tls) for address in drafts
-        ]
+        self._pairing = pairing = Pairing()
+        verifier = partial(ReplicaLink, codec.VERIFIER, pair=pairing.verifier, coordinator=name, tls=tls)
+        draft = partial(ReplicaLink, codec.DRAFT, pair=pairing.draft, coordinator=name, tls=tls)
+        self._verifiers: Links[VerifierLink] = Links(lambda address: verifier(address), verifiers)
+        self._drafts: Links[DraftLink] = Links(lambda address: draft(address), drafts)
+        self._on_verifiers = Placements(name)
+        self._on_drafts = Placements(name)
+        self._started = asyncio.Event()
 
     async def run(self) -> None:
-        """Keep every replica connected until cancelled."""
-        links: list[ReplicaLink[Any, Any]] = [*self.verifiers, *self.drafts]
+        """Keep every replica connected, and the bindings alive, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for link in links:
-                tasks.create_task(link.run(), name=f"link to {link.address}")
+            self._verifiers.start(tasks)
+            self._drafts.start(tasks)
+            tasks.create_task(self._store.run(), name="bindings")
+            self._started.set()
+
+    @property
+    def verifiers(self) -> list[VerifierLink]:
+        """The links to verifiers, connected or not."""
+        return list(self._verifiers)
+
+    @property
+    def drafts(self) -> list[DraftLink]:
+        """The links to drafts, connected or not."""
+        return list(self._drafts)
+
+    async def follow(self, view: View) -> None:
+        """Take in what the registry lists now."""
+        await self._started.wait()
+        for role, links, placements in (
+            (Role.VERIFIER, self._verifiers, self._on_verifiers),
+            (Role.DRAFT, self._drafts, self._on_drafts),
+        ):
+            records = {
+                record.address: record
+                for record in view.records.values()
+                if record.role is role and self._pairing.worth_connecting(record)
+            }
+            links.follow(records, busy=placements.loads().keys())
+            metrics.registered_replicas.set(len(records), {"role": role.value})
 
     async def target(self) -> Target:
         """The served model, once a verifier is known."""
-        return await asyncio.shield(self._target)
+        return await self._pairing.target()
 
     @property
     def known_target(self) -> Target:
         """The served model. Raise Unavailable before the first verifier connected."""
-        if not self._target.done():
-            raise Unavailable("no verifier has connected yet")
-        return self._target.result()
+        return self._pairing.known_target
 
-    # Binding
+    # Sessions on verifiers: placed, opened there by the caller, bound, released
 
-    async def bind_verifier(self, session: int, timeout_s: float, *, avoid: Collection[str] = ()) -> VerifierLink:
-        """Bind a session to a ready verifier; wait for one at most `timeout_s` seconds, then raise Unavailable."""
-        if not any(link.ready for link in self.verifiers):
-            await _first_ready(self.verifiers, timeout_s)
-        return await self._bind(f"verify/{session}", self.verifiers, avoid)
+    async def place_verifier(
+        self, session: int, tokens: int, timeout_s: float, *, avoid: Collection[str] = ()
+    ) -> VerifierLink:
+        """A verifier for a session that may need KV for `tokens`; the caller opens it there, then binds it.
 
-    async def bind_draft(self, session: int) -> DraftLink:
-        """Bind a session to a ready draft. Raise Unavailable if there is none now."""
-        return await self._bind(f"draft/{session}", self.drafts, ())
+        Waits for one at most `timeout_s` seconds, then raises Unavailable.
+        """
+        found = await self._store.find(self._named(session))
+        deadline = time.monotonic() + timeout_s
+        while True:
+            bound_to = self._still_there(found)
+            link = self._choose(session, self._verifiers, self._on_verifiers, tokens, bound_to=bound_to, avoid=avoid)
+            if link is not None:
+                self._on_verifiers.add(session, Placement(link.address, tokens, found))
+                return link
+            if (remaining := deadline - time.monotonic()) <= 0:
+                raise Unavailable(f"no verifier is connected: {self._verifiers.states()}")
+            await self._verifiers.wait_for_change(remaining)
+
+    async def bind_verifier(self, session: int, link: VerifierLink) -> None:
+        """Bind a session that is open on a verifier. Raise Unavailable if another coordinator bound it elsewhere."""
+        placement = self._on_verifiers.get(session)
+        assert placement is not None
+        assert placement.address == link.address, "placed there"
+        incarnation = link.welcome.incarnation if link.welcome is not None else ""
+        stands = await self._store.bind(self._named(session), link.address, incarnation, instead_of=placement.found)
+        if (stands.replica, stands.incarnation) != (link.address, incarnation):
+            raise Unavailable(f"the session is bound to {stands.replica} by {stands.owner}")
+        if stands.owner == self._name:
+            placement.binding = stands
 
     async def release_verifier(self, session: int, link: VerifierLink) -> None:
-        """End a binding."""
-        await self._store.release(f"verify/{session}", link.address)
+        """The session is no longer on that verifier."""
+        placement = self._on_verifiers.remove(session, link.address)
+        if placement is not None and placement.binding is not None:
+            await self._store.release(self._named(session), placement.binding)
+
+    # Sessions on drafts: nobody but this coordinator ever asks which, so they are not bound in the store
+
+    async def bind_draft(self, session: int) -> DraftLink:
+        """Place a session on a ready draft. Raise Unavailable if there is none now."""
+        link = self._choose(session, self._drafts, self._on_drafts, 0)
+        if link is None:
+            raise Unavailable(f"no draft is connected: {self._drafts.states()}")
+        self._on_drafts.add(session, Placement(link.address, 0))
+        return link
 
     async def release_draft(self, session: int, link: DraftLink) -> None:
-        """End a binding."""
-        await self._store.release(f"draft/{session}", link.address)
+        """The session is no longer on that draft."""
+        self._on_drafts.remove(session, link.address)
 
-    async def _bind(self, name: str, links: Sequence[Link], avoid: Collection[str]) -> Link:
-        by_address = {link.address: link for link in links if link.ready}
-        address = least_loaded(list(by_address), await self._store.loads(), avoid=avoid)
-        if address is None:
-            raise Unavailable("no replica is connected: " + "; ".join(_state(link) for link in links))
-        await self._store.bind(name, address)
-        return by_address[address]
+    def _choose(
+        self,
+        session: int,
+        links: Links[Link],
+        placements: Placements,
+        tokens: int,
+        *,
+        bound_to: str | None = None,
+        avoid: Collection[str] = (),
+    ) -> Link | None:
+        ready = {link.address: link for link in links if link.ready}
+        candidates = [
+            placements.candidate(address, links.records.get(address), listed=links.listed(address)) for address in ready
+        ]
+        address = choose(self._named(session), candidates, bound_to=bound_to, tokens=tokens, avoid=avoid)
+        return None if address is None else ready[address]
 
-    # Pairing, during a link's handshake
+    def _still_there(self, found: Binding | None) -> str | None:
+        """Where the session's state may still be: the bound replica, if it was not restarted."""
+        if found is None:
+            return None
+        now = {link.address: link.welcome.incarnation for link in self._verifiers if link.welcome is not None}
+        return found.replica if now.get(found.replica) == found.incarnation else None
 
-    async def _pair_verifier(self, model: ModelInfo, stub: model_pb2_grpc.ModelServiceAsyncStub) -> int:
-        if not self._target.done():
-            tokenizer = await _fetch_tokenizer(stub)
-            if not self._target.done():
-                self._target.set_result(Target(model, tokenizer))
-        target = self._target.result().model
-        if (model.name, model.vocabulary_fingerprint) != (target.name, target.vocabulary_fingerprint):
-            raise FailedPrecondition(
-                f"it serves {model.name} ({model.vocabulary_fingerprint[:12]}), "
-                f"but this coordinator's target is {target.name} ({target.vocabulary_fingerprint[:12]})"
-            )
-        return target.vocabulary_size
-
-    async def _pair_draft(self, model: ModelInfo, stub: model_pb2_grpc.ModelServiceAsyncStub) -> int:
-        target = await self.target()
-        if model.vocabulary_fingerprint != target.model.vocabulary_fingerprint:
-            ours, theirs = target.tokenizer.tokens, (await _fetch_tokenizer(stub)).tokens
-            # Lengths may differ: ids that only one side has are padding for this pair.
-            if (difference := first_difference(ours, theirs)) is not None:
-                raise FailedPrecondition(
-                    f"the vocabularies of target {target.model.name} and draft {model.name} differ: {difference}"
-                )
-        return min(target.model.vocabulary_size, model.vocabulary_size)
-
-
-async def _fetch_tokenizer(stub: model_pb2_grpc.ModelServiceAsyncStub) -> Tokenizer:
-    files: dict[str, bytearray] = {}
-    async for piece in stub.GetTokenizer(model_pb2.GetTokenizerRequest(), timeout=FETCH_TIMEOUT_S):
-        files.setdefault(piece.file, bytearray()).extend(piece.content)
-    return await asyncio.to_thread(Tokenizer.from_files, {name: bytes(content) for name, content in files.items()})
-
-
-async def _first_ready(links: Sequence[ReplicaLink[Any, Any]], timeout_s: float) -> None:
-    """Return when one of the links is up; raise Unavailable after `timeout_s` seconds."""
-    waits = [asyncio.create_task(link.wait_ready(timeout_s)) for link in links]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
-    if not any(link.ready for link in links):
-        raise Unavailable("no verifier is connected: " + "; ".join(_state(link) for link in links))
-
-
-def _state(link: ReplicaLink[Any, Any]) -> str:
-    return f"{link.address} {'is up' if link.ready else link.refusal or 'is down'}"
+    def _named(self, session: int) -> str:
+        """The session's name among all coordinators'."""
+        return f"{self._name}/{session}"

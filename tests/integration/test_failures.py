@@ -73,7 +73,7 @@ async def test_the_verifier_dies_mid_stream_and_another_goes_on(tiny_model: Tiny
             async for chunk in stream:
                 text, chunks = text + chunk.text, chunks + 1
                 if chunks == 5:
-                    (bound,) = await cluster.coordinator.replicas._store.loads()
+                    (bound,) = cluster.coordinator.replicas._on_verifiers.loads()
                     place = [link.address for link in cluster.coordinator.replicas.verifiers].index(bound)
                     await cluster.verifiers[place].stop()
         assert stream.result.token_ids == expected.token_ids

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from outrider.config.registry import RegistrySettings
 from outrider.config.tls import ServerTlsSettings
 
 
-class ReplicaSettings(ServerTlsSettings):
+class ReplicaSettings(RegistrySettings, ServerTlsSettings):
     """One model on one device."""
 
     model: str = Field(description="Hugging Face hub id, directory, or .gguf file of the model.")
@@ -36,3 +37,25 @@ class ReplicaSettings(ServerTlsSettings):
     prefix_cache: bool = Field(True, description="Reuse the KV of prompts that begin alike.")
     lease_s: float = Field(300.0, gt=0, description="Seconds after which a session that nobody names is freed.")
     grace_s: float = Field(10.0, ge=0, description="Seconds that running work may take to end after SIGTERM.")
+    advertise: str | None = Field(
+        None,
+        pattern=r"^\S+:\d{1,5}$",
+        description="Address that coordinators connect to, host:port; default: the one served on.",
+    )
+    registry_ttl_s: float = Field(
+        10.0, gt=0, le=3600, description="Seconds after its last heartbeat that a replica stays in the registry."
+    )
+
+    @model_validator(mode="after")
+    def _can_be_found(self) -> Self:
+        if self.registry_ttl_s < 2 * self.heartbeat_s:
+            raise ValueError(
+                f"registry_ttl_s is {self.registry_ttl_s:g}, but must be at least {2 * self.heartbeat_s:g}, "
+                "twice heartbeat_s"
+            )
+        if self.registry is not None and self.advertise is None and self.listen.rpartition(":")[0] in _EVERYWHERE:
+            raise ValueError(f"advertise is required with registry: nobody can connect to {self.listen}")
+        return self
+
+
+_EVERYWHERE = ("", "0.0.0.0", "[::]", "*")  # noqa: S104 (compared with, not bound to)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +19,9 @@ from outrider.engine.engine import Engine
 from outrider.engine.model import LoadedModel, load_model
 from outrider.engine.options import EngineOptions, ModelOptions
 from outrider.engine.worker import DeviceWorker
+from outrider.routing.records import ReplicaRecord, Role
+from outrider.routing.registration import Registration
+from outrider.routing.registry import Registry
 from outrider.rpc.codec import Codec
 from outrider.rpc.replica_server import ModelServicer, ReplicaInfo, ReplicaStreams
 from outrider.rpc.server import Server
@@ -80,10 +84,17 @@ class Replica:
     ) -> None:
         """`role` is verifier or draft; `core` runs its rounds, `codec` and `register` are its service."""
         self.server = Server(role, settings.listen, tls=settings.server_tls)
-        self._grace_s = settings.grace_s
+        self.server.on_start = self._register
+        self._role = Role(role)
+        self._settings = settings
+        self._core = core
+        self._address = ""  # that coordinators connect to, once it is known
+        self._draining = False
+        self._registration: Registration | None = None
+        self._heartbeats: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._worker = DeviceWorker(core, on_failure=self._device_failed)
-        info = ReplicaInfo(
+        self._info = info = ReplicaInfo(
             model=core.engine.info,
             role=model_pb2.ReplicaRole.Value(f"REPLICA_ROLE_{role.upper()}"),
             capacity_tokens=core.engine.capacity_tokens,
@@ -98,8 +109,11 @@ class Replica:
         """Serve until a signal; raise InternalError if the device thread fails."""
         self._worker.start()
         try:
-            await self.server.run(self._streams.drained, grace_s=self._grace_s)
+            await self.server.run(self._drain, grace_s=self._settings.grace_s)
         finally:
+            if self._registration is not None:
+                await self._end_heartbeats()
+                await self._registration.leave()
             await asyncio.to_thread(self._worker.stop)
 
     async def start(self) -> str:
@@ -109,8 +123,50 @@ class Replica:
 
     async def stop(self) -> None:
         """End without waiting for anybody, as a crash would."""
+        if self._registration is not None:
+            await self._end_heartbeats()
+            await self._registration.close()
         await self.server.grpc.stop(0)
         await asyncio.to_thread(self._worker.stop)
+
+    def _register(self, address: str) -> None:
+        """Begin the heartbeats, if there is a registry."""
+        settings = self._settings
+        self._address = settings.advertise or address
+        if (connection := settings.connect_registry()) is None:
+            return
+        self._registration = Registration(
+            Registry(connection), self._describe, heartbeat_s=settings.heartbeat_s, ttl_s=settings.registry_ttl_s
+        )
+        self._heartbeats = asyncio.create_task(self._registration.run(), name="heartbeats")
+
+    def _describe(self) -> ReplicaRecord:
+        sessions: Counter[str] = Counter()
+        for stream, count in self._core.sessions.count_by_peer().items():
+            sessions[stream.rpartition("@")[0]] += count  # a stream's name is its coordinator's @ its address
+        return ReplicaRecord(
+            role=self._role,
+            address=self._address,
+            model=self._info.model.name,
+            vocabulary_fingerprint=self._info.model.vocabulary_fingerprint,
+            incarnation=self._info.incarnation,
+            capacity_tokens=self._info.capacity_tokens,
+            free_tokens=self._core.engine.available_tokens,
+            sessions=sessions,
+            draining=self._draining,
+        )
+
+    async def _drain(self) -> None:
+        """Tell the coordinators to bring nothing new, then wait until all of them have left."""
+        self._draining = True
+        if self._registration is not None:
+            self._registration.changed()
+        await self._streams.drained()
+
+    async def _end_heartbeats(self) -> None:
+        assert self._heartbeats is not None
+        self._heartbeats.cancel()
+        await asyncio.gather(self._heartbeats, return_exceptions=True)
 
     def _device_failed(self) -> None:
         self._loop.call_soon_threadsafe(self.server.fail, "the device thread ended")

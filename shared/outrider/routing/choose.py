@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 
-def least_loaded(ready: Sequence[str], loads: Mapping[str, int], *, avoid: Collection[str] = ()) -> str | None:
-    """The ready replica with the fewest sessions, the first of several equal ones; None if there is none.
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica that is connected, as its coordinator sees it now."""
 
-    `avoid` names replicas that just failed this session: they are taken only when nothing else is ready.
+    address: str
+    sessions: int = 0  # open on it, whoever owns them
+    free_tokens: int | None = None  # KV tokens that are left for new sessions; None if nobody told
+    cached_tokens: int = 0  # of the session's prompt; nobody tells coordinators yet, so it is 0 everywhere
+    draining: bool = False
+    listed: bool = True  # False once the registry no longer has it, although its stream lives
+
+
+def choose(
+    session: str,
+    candidates: Sequence[Candidate],
+    *,
+    bound_to: str | None = None,
+    tokens: int = 0,
+    avoid: Collection[str] = (),
+) -> str | None:
+    """The address for a session that needs room for `tokens`; None if no replica may take it.
+
+    The replica it is bound to, then the longest cached prefix, then the fewest sessions among those with room. A
+    draining replica takes nothing. What speaks against a replica counts only while there is another: having just failed
+    this session (`avoid`), having left the registry, being full (by what it last told; it decides itself). Equal ones
+    are ordered by a hash of session and address, so that coordinators with the same view do not all pick the first.
     """
-    candidates = [replica for replica in ready if replica not in avoid] or list(ready)
-    return min(candidates, key=lambda replica: loads.get(replica, 0), default=None)
+    usable = [candidate for candidate in candidates if not candidate.draining]
+    if bound_to not in avoid and any(candidate.address == bound_to for candidate in usable):
+        return bound_to
+    usable = _preferably(usable, lambda candidate: candidate.address not in avoid)
+    usable = _preferably(usable, lambda candidate: candidate.listed)
+    usable = _preferably(usable, lambda candidate: candidate.free_tokens is None or candidate.free_tokens >= tokens)
+    best = min(usable, key=lambda candidate: _rank(session, candidate), default=None)
+    return None if best is None else best.address
+
+
+def _preferably(candidates: list[Candidate], test: Callable[[Candidate], bool]) -> list[Candidate]:
+    return [candidate for candidate in candidates if test(candidate)] or candidates
+
+
+def _rank(session: str, candidate: Candidate) -> tuple[int, int, bytes]:
+    tie = hashlib.blake2b(f"{session} {candidate.address}".encode(), digest_size=8).digest()
+    return -candidate.cached_tokens, candidate.sessions, tie

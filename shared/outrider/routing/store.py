@@ -2,38 +2,68 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import time
+from dataclasses import dataclass
 from typing import Protocol
 
 
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One session's replica. `epoch` grows with every binding of a session: what carries an older one is too late."""
+
+    replica: str  # address
+    incarnation: str
+    owner: str  # the coordinator that made it
+    epoch: int
+
+
 class Store(Protocol):
-    """What routing needs to remember; coordinators on several machines would share one."""
+    """What routing needs to remember. Coordinators that share a registry share one."""
 
-    async def bind(self, session: str, replica: str) -> None:
-        """Bind a session to a replica, replacing its earlier binding in one step."""
+    async def find(self, session: str) -> Binding | None:
+        """The session's binding, whoever made it."""
 
-    async def release(self, session: str, replica: str) -> None:
-        """Drop the binding, unless the session is bound elsewhere by now."""
+    async def bind(self, session: str, replica: str, incarnation: str, *, instead_of: Binding | None) -> Binding:
+        """Bind a session in one step, provided that its binding still is `instead_of`, or that it has none.
 
-    async def loads(self) -> dict[str, int]:
-        """Sessions bound to each replica that has any."""
+        Returns the binding that stands afterwards: a new one of this store's owner, or the other's that was faster.
+        """
+
+    async def release(self, session: str, binding: Binding) -> None:
+        """Drop a binding, unless the session is bound anew by now."""
+
+    async def run(self) -> None:
+        """Keep the bindings made here alive until cancelled."""
+
+
+def next_epoch(held: Binding | None) -> int:
+    """An epoch after `held`: microseconds since 1970, so that it grows even where nothing is remembered."""
+    return max(time.time_ns() // 1000, held.epoch + 1 if held else 0)
 
 
 class InProcessStore:
     """The store of one coordinator on one machine."""
 
-    def __init__(self) -> None:
-        self._bindings: dict[str, str] = {}
+    def __init__(self, owner: str) -> None:
+        """`owner` is the coordinator's name."""
+        self._owner = owner
+        self._bindings: dict[str, Binding] = {}
 
-    async def bind(self, session: str, replica: str) -> None:
+    async def find(self, session: str) -> Binding | None:
         """See Store."""
-        self._bindings[session] = replica
+        return self._bindings.get(session)
 
-    async def release(self, session: str, replica: str) -> None:
+    async def bind(self, session: str, replica: str, incarnation: str, *, instead_of: Binding | None) -> Binding:
         """See Store."""
-        if self._bindings.get(session) == replica:
+        held = self._bindings.get(session)
+        if held is None or held == instead_of:
+            self._bindings[session] = Binding(replica, incarnation, self._owner, next_epoch(held))
+        return self._bindings[session]
+
+    async def release(self, session: str, binding: Binding) -> None:
+        """See Store."""
+        if self._bindings.get(session) == binding:
             del self._bindings[session]
 
-    async def loads(self) -> dict[str, int]:
-        """See Store."""
-        return dict(Counter(self._bindings.values()))
+    async def run(self) -> None:
+        """Nothing expires here."""

@@ -23,3 +23,13 @@ guess_lengths = _meter.create_counter(
 fallbacks = _meter.create_counter(
     "outrider.fallbacks", unit="{fallback}", description="Times a request went on without its guesses, by cause"
 )
+registry_up = _meter.create_gauge("outrider.registry.up", description="1 while the registry answers, 0 while not")
+registry_failures = _meter.create_counter(
+    "outrider.registry.failures", unit="{failure}", description="Scripts that the registry did not run"
+)
+registered_replicas = _meter.create_gauge(
+    "outrider.registry.replicas", unit="{replica}", description="Replicas that a coordinator knows of, by role"
+)
+bindings = _meter.create_counter(
+    "outrider.bindings", unit="{binding}", description="Sessions bound to a verifier through the registry, by outcome"
+)
