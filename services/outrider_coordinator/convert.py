@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -15,8 +15,9 @@ from outrider.errors import InvalidArgument
 from outrider.rpc.values import RULES, rule_from_proto, sampling_from_proto
 from outrider.text.chat import Message
 from outrider.v1 import generation_pb2 as pb
+from outrider_coordinator.guard import ANYBODY, Caller
 from outrider_coordinator.pairing import Target
-from outrider_coordinator.request import DrafterKind, Request, Speculation, validate
+from outrider_coordinator.request import MAX_CHAT_MESSAGES, DrafterKind, Limits, Request, Speculation, validate
 from outrider_coordinator.session import Delta, Session
 
 DRAFTERS = {
@@ -40,12 +41,18 @@ class Defaults:
 
     speculation: Speculation
     max_tokens: int
+    limits: Limits
 
 
-def request_from_proto(wire: pb.GenerateRequest, target: Target, defaults: Defaults) -> Request:
+def request_from_proto(
+    wire: pb.GenerateRequest, target: Target, defaults: Defaults, caller: Caller = ANYBODY
+) -> Request:
     """A checked request. Raise InvalidArgument naming the first field that cannot be served."""
-    prompt = prompt_from_proto(wire, target)
+    limits = _limits_of(caller, defaults.limits)
+    prompt = prompt_from_proto(wire, target, limits)
     room = target.model.context_length - len(prompt)
+    if limits.max_output_tokens is not None:
+        room = min(room, limits.max_output_tokens)
     request = Request(
         request_id=wire.request_id or uuid.uuid4().hex,
         prompt=tuple(prompt),
@@ -63,23 +70,44 @@ def request_from_proto(wire: pb.GenerateRequest, target: Target, defaults: Defau
         seed=wire.seed if wire.HasField("seed") else secrets.randbits(64),
         logprobs=wire.logprobs if wire.HasField("logprobs") else None,
         speculation=_speculation_from_proto(wire.speculation, defaults.speculation),
+        tenant=caller.owner,
     )
-    validate(request, target.model)
+    validate(request, target.model, limits)
     return request
 
 
-def prompt_from_proto(wire: pb.GenerateRequest | pb.TokenizeRequest, target: Target) -> list[int]:
-    """The prompt's token ids, whichever way it came."""
+def _limits_of(caller: Caller, limits: Limits) -> Limits:
+    most = [limit for limit in (caller.max_tokens, limits.max_output_tokens) if limit is not None]
+    return replace(limits, max_output_tokens=min(most, default=None))
+
+
+def prompt_bytes(wire: pb.GenerateRequest | pb.TokenizeRequest) -> int:
+    """How much text there is to tokenize, in bytes of the message, near enough."""
+    kind = wire.WhichOneof("input")
+    return wire.ByteSize() if kind in ("text", "chat") else 0
+
+
+def prompt_from_proto(wire: pb.GenerateRequest | pb.TokenizeRequest, target: Target, limits: Limits) -> list[int]:
+    """The prompt's token ids, whichever way it came. Raise InvalidArgument for more than the limits."""
     match wire.WhichOneof("input"):
         case "text":
+            _check_text("text", len(wire.text.encode()), limits)
             return target.tokenizer.encode(wire.text)
         case "chat":
+            if (count := len(wire.chat.messages)) > MAX_CHAT_MESSAGES:
+                raise InvalidArgument("chat.messages", f"{count} messages", f"at most {MAX_CHAT_MESSAGES}")
+            _check_text("chat.messages", wire.chat.ByteSize(), limits)
             return target.tokenizer.encode_chat([Message(role=m.role, content=m.content) for m in wire.chat.messages])
         case "token_ids":
             assert isinstance(wire, pb.GenerateRequest)
             return list(wire.token_ids.ids)
         case _:
             raise InvalidArgument("input", "not set", "text, token_ids or chat")
+
+
+def _check_text(field: str, size: int, limits: Limits) -> None:
+    if size > limits.max_prompt_bytes:
+        raise InvalidArgument(field, f"{size} bytes", f"at most {limits.max_prompt_bytes} bytes long")
 
 
 def _speculation_from_proto(wire: pb.Speculation, default: Speculation) -> Speculation:

@@ -160,6 +160,7 @@ class ModelDrafter:
             rule=request.speculation.rule,
             seed=request.seed,
             stop_token_ids=tuple(sorted(request.conditions.final_token_ids)),
+            cache_salt=request.tenant,
         )
 
     async def _give_up(self, error: OutriderError) -> None:

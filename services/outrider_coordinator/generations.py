@@ -69,7 +69,7 @@ class Generations:
         self._settings = settings
         self._numbers = itertools.count(1)
         self._epochs = itertools.count(1)  # one counter for all: an epoch is never used twice
-        self._running: dict[str, _Running] = {}
+        self._running: dict[tuple[str, str], _Running] = {}  # by tenant and request id
         self.costs = RoundCosts()
         self.recorder: Recorder | None = None
         self.admission = Admission(settings.max_sessions, settings.max_waiting, settings.queue_timeout_s)
@@ -90,7 +90,8 @@ class Generations:
     async def run(self, generation: Generation) -> AsyncIterator[Delta]:
         """Run a generation to its end, or until `abort`; its replicas are free afterwards, whatever happens."""
         session = generation.session
-        entry = self._enter(session.request.request_id)
+        name = (session.request.tenant, session.request.request_id)
+        entry = self._enter(name)
         try:
             async with self.admission.place():
                 session.clock.admitted = time.monotonic()
@@ -104,27 +105,27 @@ class Generations:
             if session.finish is None:
                 yield session.abort()
         finally:
-            del self._running[session.request.request_id]
+            del self._running[name]
             await generation.close()
             _record(session)
             if self.recorder is not None and session.finish is not None and session.finish.reason in COMPLETE:
                 self.recorder.add(session)
 
-    def abort(self, request_id: str) -> bool:
-        """End a generation; False if none of that id runs."""
-        entry = self._running.get(request_id)
+    def abort(self, request_id: str, tenant: str = "") -> bool:
+        """End a tenant's generation; False if none of that id runs."""
+        entry = self._running.get((tenant, request_id))
         if entry is None or entry.aborted:
             return False
         entry.aborted = True
         entry.task.cancel()
         return True
 
-    def _enter(self, request_id: str) -> _Running:
-        if request_id in self._running:
-            raise InvalidArgument("request_id", request_id, "unlike that of any running generation")
+    def _enter(self, name: tuple[str, str]) -> _Running:
+        if name in self._running:
+            raise InvalidArgument("request_id", name[1], "unlike that of any running generation")
         task = asyncio.current_task()
         assert task is not None
-        self._running[request_id] = entry = _Running(task)
+        self._running[name] = entry = _Running(task)
         return entry
 
     def _speculator(self, session: Session) -> Speculator:

@@ -16,6 +16,7 @@ MAX_STOP_IDS = 256
 MAX_LOGPROBS = 20
 MAX_DRAFT_TOKENS = 63
 MAX_REQUEST_ID_LENGTH = 128
+MAX_CHAT_MESSAGES = 2048
 
 
 class DrafterKind(StrEnum):
@@ -38,6 +39,15 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a request may ask for, beside what the target's context allows."""
+
+    max_prompt_bytes: int = 1 << 20  # of text: the tokenizer does not see more
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A validated generation request."""
 
@@ -48,6 +58,7 @@ class Request:
     seed: int  # unsigned 64 bits
     logprobs: int | None
     speculation: Speculation
+    tenant: str = ""  # whose it is: tenants share neither cached prompts nor request ids
 
     @property
     def max_length(self) -> int:
@@ -55,13 +66,17 @@ class Request:
         return min(len(self.prompt) + self.conditions.max_tokens, self.conditions.max_length)
 
 
-def validate(request: Request, target: ModelInfo) -> None:
-    """Raise InvalidArgument naming the first field the target cannot serve."""
+def validate(request: Request, target: ModelInfo, limits: Limits) -> None:
+    """Raise InvalidArgument naming the first field the target cannot serve, or the limits forbid."""
     context, vocabulary = target.context_length, target.vocabulary_size
     if not request.prompt:
         raise InvalidArgument("input", "empty", "at least 1 token long")
     if len(request.prompt) >= context:
         raise InvalidArgument("input", f"{len(request.prompt)} tokens", f"shorter than the context, {context}")
+    if limits.max_prompt_tokens is not None and len(request.prompt) > limits.max_prompt_tokens:
+        raise InvalidArgument("input", f"{len(request.prompt)} tokens", f"at most {limits.max_prompt_tokens} tokens")
+    if limits.max_output_tokens is not None and request.conditions.max_tokens > limits.max_output_tokens:
+        raise InvalidArgument("max_tokens", request.conditions.max_tokens, f"at most {limits.max_output_tokens}")
     for index, token in enumerate(request.prompt):
         if not 0 <= token < vocabulary:
             raise InvalidArgument(f"token_ids[{index}]", token, f"a token id below {vocabulary}")

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr
 
 from outrider.acceptance.params import Rule
-from outrider.config.registry import RegistrySettings
 from outrider.config.tls import TlsSettings
-from outrider_coordinator.request import MAX_DRAFT_TOKENS, DrafterKind, Speculation
+from outrider_coordinator.request import MAX_DRAFT_TOKENS, DrafterKind, Limits, Speculation
 
 
-class CoordinatorSettings(RegistrySettings, TlsSettings, env_prefix="OUTRIDER_COORDINATOR_"):
+class CoordinatorSettings(TlsSettings, env_prefix="OUTRIDER_COORDINATOR_"):
     """The coordinator owns each generation, decides which guessed tokens stand, and streams them to the client."""
 
     listen: str = Field(
         "127.0.0.1:7400", description="Address to serve clients on, host:port; port 0 picks a free one."
     )
-    verifiers: list[str] = Field(
-        [], description="Addresses of verifiers, host:port, beside those that the registry lists."
-    )
-    drafts: list[str] = Field([], description="Addresses of drafts, host:port, beside those that the registry lists.")
-    binding_ttl_s: float = Field(
-        30.0, ge=1, le=3600, description="Seconds after which the bindings of a coordinator that died are forgotten."
-    )
+    verifiers: list[str] = Field(min_length=1, description="Addresses of the verifiers, host:port.")
+    drafts: list[str] = Field([], description="Addresses of the drafts, host:port.")
     drafter: DrafterKind = Field(
         DrafterKind.NGRAM, description="Where guesses come from unless a request says otherwise; model needs a draft."
     )
@@ -50,6 +43,19 @@ class CoordinatorSettings(RegistrySettings, TlsSettings, env_prefix="OUTRIDER_CO
     )
     record_share: float = Field(0.1, gt=0, le=1, description="Part of the answers that record_to gets.")
     record_max_mb: int = Field(64, ge=1, description="Size at which record_to stops to grow, in MB.")
+    api_keys_file: Path | None = Field(
+        None, description="YAML or JSON file of API keys, read again when it changes; without keys everybody is served."
+    )
+    api_keys: SecretStr | None = Field(None, description="The text of such a file, in its place.")
+    max_prompt_bytes: int = Field(1 << 20, ge=1, description="Most bytes of a prompt's text.")
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="Most tokens of a prompt; default: what the target's context holds."
+    )
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="Most output tokens that a request may ask for; default: no limit of its own."
+    )
+    max_message_mb: int = Field(8, ge=1, le=32, description="Largest message that a client may send, in MiB.")
+    max_streams: int = Field(256, ge=1, description="Calls in progress on one client connection; more wait there.")
     default_max_tokens: int = Field(1024, ge=1, description="Most output tokens of a request that sets no limit.")
     max_sessions: int = Field(1024, ge=1, description="Generations that run at the same time.")
     max_waiting: int = Field(1024, ge=0, description="Requests that wait for one to end; more are refused.")
@@ -63,13 +69,10 @@ class CoordinatorSettings(RegistrySettings, TlsSettings, env_prefix="OUTRIDER_CO
     start_timeout_s: float = Field(300.0, gt=0, description="Longest wait for the first verifier at start, in seconds.")
     grace_s: float = Field(30.0, ge=0, description="Seconds that running generations may take to end after SIGTERM.")
 
-    @model_validator(mode="after")
-    def _can_find_replicas(self) -> Self:
-        if not self.verifiers and self.registry is None:
-            raise ValueError("verifiers is required without registry: set it with --verifiers")
-        if self.drafter is DrafterKind.MODEL and not self.drafts and self.registry is None:
-            raise ValueError("drafter is model, but drafts is empty: set --drafts to the draft's address")
-        return self
+    @property
+    def limits(self) -> Limits:
+        """How much a request may ask for."""
+        return Limits(self.max_prompt_bytes, self.max_prompt_tokens, self.max_output_tokens)
 
     @property
     def speculation(self) -> Speculation:
