@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.rule import Rule
 from rich.table import Table
 
-from outrider import __version__
 from outrider.client import Client, Drafter, RequestOptions, ServiceInfo
 from outrider_cli import options
 from outrider_cli.cluster import LocalCluster
 from outrider_cli.comparison import DRAFTER_NAMES, DRAFTERS, Comparison, compare, timed, verdicts
+from outrider_cli.machine import hardware, versions
 from outrider_cli.prompts import PROMPTS
 from outrider_cli.terminal import err, errors_reported, out, print_json, printable, say
 from outrider_cli.weights import demo_draft_directory, demo_model_directory
@@ -111,25 +107,13 @@ def is_identical(comparison: Comparison) -> bool:
 def environment(service: ServiceInfo) -> dict[str, Any]:
     """What the numbers were measured with."""
     target = service.target
-    versions = {"outrider": __version__, "python": platform.python_version()}
-    for package in ("grpcio", "torch", "transformers"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    hardware = {
-        "machine": platform.platform(),
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "device": target.device,
-        "dtype": target.dtype,
-    }
+    where = {**hardware(), "device": target.device, "dtype": target.dtype}
     models = {
         "model": target.name,
         "parameters": target.parameters,
         "draft_parameters": sum(draft.parameters for draft in service.drafts),
     }
-    return {**models, "hardware": hardware, "versions": versions}
+    return {**models, "hardware": where, "versions": versions("grpcio", "torch", "transformers")}
 
 
 def show(comparisons: Sequence[Comparison], report: dict[str, Any]) -> None:
@@ -178,13 +162,3 @@ def _table(comparison: Comparison) -> Table:
             "yes" if comparison.identical(drafter) else "NO",
         )
     return table
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -256,6 +256,6 @@ def test_serve_becomes_the_service_with_the_very_same_flags(monkeypatch: pytest.
 def test_help_and_version() -> None:
     assert run("--version").stdout == f"outrider {__version__}\n"
     top = run("--help").stdout
-    for command in ("up", "generate", "chat", "info", "demo", "serve"):
+    for command in ("up", "generate", "chat", "info", "demo", "bench", "serve"):
         assert f" {command} " in top
         assert run(command, "--help").exit_code == 0
