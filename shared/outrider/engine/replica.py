@@ -158,10 +158,14 @@ class Replica:
 
     async def _drain(self) -> None:
         """Tell the coordinators to bring nothing new, then wait until all of them have left."""
+        self.refuse_new()
+        await self._streams.drained()
+
+    def refuse_new(self) -> None:
+        """Tell the coordinators to bring nothing new, as far as they look at the registry."""
         self._draining = True
         if self._registration is not None:
             self._registration.changed()
-        await self._streams.drained()
 
     async def _end_heartbeats(self) -> None:
         assert self._heartbeats is not None

@@ -117,7 +117,7 @@ async def test_sentinel_finds_the_server(redis_server: RedisServer, tmp_path: Pa
 async def test_cluster_takes_scripts_with_several_keys(tmp_path: Path) -> None:
     from outrider.routing.redis_store import RedisStore
 
-    with RedisServer(tmp_path, "--cluster-enabled", "yes") as server:
+    with RedisServer(tmp_path, "--cluster-enabled", "yes", "--cluster-port", str(free_port())) as server:
         import redis.asyncio
 
         async with redis.asyncio.Redis(port=server.port) as admin:
