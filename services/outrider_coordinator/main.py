@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 from collections.abc import Sequence
 from functools import partial
 
-from outrider.errors import ConfigError, Unavailable
-from outrider.routing.store import InProcessStore
+from outrider.errors import Unavailable
+from outrider.routing.redis_store import RedisStore
+from outrider.routing.registry import Registry
+from outrider.routing.store import InProcessStore, Store
 from outrider.rpc.channel import is_loopback
 from outrider.rpc.main import run_service
 from outrider.rpc.server import Server, run_event_loop
 from outrider.telemetry.logs import get_logger
 from outrider.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from outrider_coordinator.convert import Defaults
+from outrider_coordinator.discovery import Discovery
 from outrider_coordinator.generations import Generations
 from outrider_coordinator.guard import KeyGuard
 from outrider_coordinator.keys import known_keys
 from outrider_coordinator.recorder import Recorder
 from outrider_coordinator.replicas import Replicas
-from outrider_coordinator.request import DrafterKind
 from outrider_coordinator.servicer import GenerationServicer
 from outrider_coordinator.settings import CoordinatorSettings
 
@@ -36,9 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(settings: CoordinatorSettings) -> None:
-    """Serve until a signal. Raise ConfigError for settings that contradict each other."""
-    if settings.drafter is DrafterKind.MODEL and not settings.drafts:
-        raise ConfigError("drafter is model, but drafts is empty: set --drafts to the draft's address")
+    """Serve until a signal."""
     run_event_loop(serve(settings))
 
 
@@ -57,10 +58,13 @@ class Coordinator:
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
-        name = f"{socket.gethostname()}/{os.getpid()}"
-        self.replicas = Replicas(
-            settings.verifiers, settings.drafts, InProcessStore(), name=name, tls=settings.client_tls
-        )
+        # Unlike any other coordinator's, in other containers and in earlier lives of this one too.
+        name = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
+        self._registry = settings.connect_registry()
+        store: Store = InProcessStore(name)
+        if self._registry is not None:
+            store = RedisStore(self._registry, name, ttl_s=settings.binding_ttl_s)
+        self.replicas = Replicas(settings.verifiers, settings.drafts, store, name=name, tls=settings.client_tls)
         self.generations = Generations(self.replicas, settings)
         defaults = Defaults(settings.speculation, settings.default_max_tokens, settings.limits)
         servicer = GenerationServicer(self.replicas, self.generations, defaults)
@@ -82,15 +86,15 @@ class Coordinator:
 
         Raises Unavailable if none answers in time.
         """
-        self._links = asyncio.create_task(self.replicas.run(), name="links")
+        self._links = asyncio.create_task(self._keep_connected(), name="links")
         self._links.add_done_callback(self._links_ended)
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
                 target = await self.replicas.target()
         except TimeoutError:
-            addresses = ", ".join(self._settings.verifiers)
+            places = [*self._settings.verifiers, *([f"registry {self._registry.url}"] if self._registry else [])]
             seconds = self._settings.start_timeout_s
-            raise Unavailable(f"no verifier answered within {seconds:g} s (tried {addresses})") from None
+            raise Unavailable(f"no verifier answered within {seconds:g} s (tried {', '.join(places)})") from None
         log.info("target: %s", target.model)
         self.generations.recorder = self._recorder(target.model.vocabulary_fingerprint)
 
@@ -99,9 +103,19 @@ class Coordinator:
         if self._links is not None:
             self._links.cancel()
             await asyncio.gather(self._links, return_exceptions=True)
+        if self._registry is not None:
+            await self._registry.close()
         if self.generations.recorder is not None:
             await asyncio.to_thread(self.generations.recorder.stop)
             self.generations.recorder = None
+
+    async def _keep_connected(self) -> None:
+        """To the replicas, and to the registry that lists them, if there is one."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.replicas.run(), name="replicas")
+            if self._registry is not None:
+                discovery = Discovery(Registry(self._registry), self.replicas, heartbeat_s=self._settings.heartbeat_s)
+                tasks.create_task(discovery.run(), name="discovery")
 
     def _recorder(self, fingerprint: str) -> Recorder | None:
         settings = self._settings

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from outrider.acceptance.params import Rule
+from outrider.config.registry import RegistrySettings
 from outrider.config.tls import TlsSettings
 from outrider_coordinator.request import MAX_DRAFT_TOKENS, DrafterKind, Limits, Speculation
 
 
-class CoordinatorSettings(TlsSettings, env_prefix="OUTRIDER_COORDINATOR_"):
+class CoordinatorSettings(RegistrySettings, TlsSettings, env_prefix="OUTRIDER_COORDINATOR_"):
     """The coordinator owns each generation, decides which guessed tokens stand, and streams them to the client."""
 
     listen: str = Field(
         "127.0.0.1:7400", description="Address to serve clients on, host:port; port 0 picks a free one."
     )
-    verifiers: list[str] = Field(min_length=1, description="Addresses of the verifiers, host:port.")
-    drafts: list[str] = Field([], description="Addresses of the drafts, host:port.")
+    verifiers: list[str] = Field(
+        [], description="Addresses of verifiers, host:port, beside those that the registry lists."
+    )
+    drafts: list[str] = Field([], description="Addresses of drafts, host:port, beside those that the registry lists.")
+    binding_ttl_s: float = Field(
+        30.0, ge=1, le=3600, description="Seconds after which the bindings of a coordinator that died are forgotten."
+    )
     drafter: DrafterKind = Field(
         DrafterKind.NGRAM, description="Where guesses come from unless a request says otherwise; model needs a draft."
     )
@@ -68,6 +75,14 @@ class CoordinatorSettings(TlsSettings, env_prefix="OUTRIDER_COORDINATOR_"):
     draft_retry_s: float = Field(5.0, gt=0, description="Pause before a lost or late draft is asked again, in seconds.")
     start_timeout_s: float = Field(300.0, gt=0, description="Longest wait for the first verifier at start, in seconds.")
     grace_s: float = Field(30.0, ge=0, description="Seconds that running generations may take to end after SIGTERM.")
+
+    @model_validator(mode="after")
+    def _can_find_replicas(self) -> Self:
+        if not self.verifiers and self.registry is None:
+            raise ValueError("verifiers is required without registry: set it with --verifiers")
+        if self.drafter is DrafterKind.MODEL and not self.drafts and self.registry is None:
+            raise ValueError("drafter is model, but drafts is empty: set --drafts to the draft's address")
+        return self
 
     @property
     def limits(self) -> Limits:

@@ -91,7 +91,8 @@ class TargetBinding:
 
     async def _open(self, committed: Sequence[int]) -> VerifierLink:
         request = self._session.request
-        link = await self._replicas.bind_verifier(self._session.number, self._failover_s, avoid=self._lost)
+        number = self._session.number
+        link = await self._replicas.place_verifier(number, request.max_length, self._failover_s, avoid=self._lost)
         self._link, self._epoch, self._known = link, next(self._epochs), len(committed)
         item = Open(
             key=self._key(len(committed)),
@@ -107,6 +108,7 @@ class TargetBinding:
         )
         exchange = await link.call(item, self._timeout_s)
         self._session.counts.wire_bytes += exchange.wire_bytes
+        await self._replicas.bind_verifier(number, link)
         if isinstance(exchange.reply, Opened) and self._session.counts.rounds == 0:
             self._session.counts.cached_tokens = min(exchange.reply.cached_tokens, len(request.prompt))
         return link
