@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider_cli import bench, chat, demo, distill, generate, info, keys, serve, up
+from outrider_cli import bench, chat, demo, distill, generate, info, keys, profile, serve, up
 
 HELP = """Speculative decoding as a service: a cheap draft guesses, a big verifier checks, the answer stays the target
 model's own.
@@ -41,6 +41,7 @@ app.command()(info.info)
 app.command()(demo.demo)
 app.command()(bench.bench)
 app.command()(distill.distill)
+app.command(context_settings=profile.PASS_THROUGH, add_help_option=False)(profile.profile)
 app.add_typer(serve.app, name="serve")
 app.add_typer(keys.app, name="keys")
 

@@ -19,7 +19,7 @@ STUBS = ROOT / "shared/outrider/v1"
 SOURCES = sorted(
     path for folder in ("shared", "services") for path in (ROOT / folder).rglob("*.py") if path.parent != STUBS
 )
-HEAVY_PACKAGES = {"sampling", "engine", "distill"}
+HEAVY_PACKAGES = {"sampling", "engine", "distill", "profiling"}
 MAX_LINES = 350
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
