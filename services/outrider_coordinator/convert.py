@@ -180,6 +180,9 @@ def _stats(session: Session, fallback_reason: str) -> pb.SpeculationStats:
         rule=RULES[speculation.rule],
         fallback_reason=fallback_reason,
         plain_rounds=counts.plain_rounds,
+        look_ups=counts.look_ups,
+        hits=counts.hits,
+        drafted_ahead_tokens=counts.drafted_ahead,
         sources=[
             pb.SourceStats(source=number, rounds=of.rounds, proposed_tokens=of.proposed, accepted_tokens=of.accepted)
             for source, number in _SOURCES.items()

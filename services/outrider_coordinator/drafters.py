@@ -1,26 +1,15 @@
-"""Where a session's proposals come from. None of them can change the answer, and none may hold it up for long."""
+"""Where a session's proposals come from. None of them can change the answer, and none may hold it up for long.
+
+The draft model's are in `model_drafter`.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
 from outrider.acceptance.ngram import NgramIndex
-from outrider.acceptance.proposal import NO_PROPOSAL, Proposal
-from outrider.errors import OutriderError
-from outrider.protocol.items import Close, Drafted, DraftReply, DraftRequest, FailureCode, Key, Open, Propose
-from outrider.rpc.replica_link import ItemError, ReplicaLink
-from outrider.telemetry import metrics
-from outrider.telemetry.logs import get_logger
-from outrider_coordinator.replicas import Replicas
-from outrider_coordinator.session import Session
-
-log = get_logger(__name__)
-
-DraftLink = ReplicaLink[DraftRequest, DraftReply]
+from outrider.acceptance.proposal import Proposal
 
 
 class Drafter(Protocol):
@@ -64,116 +53,3 @@ class NgramDrafter:
 
     async def close(self) -> None:
         """Nothing to free."""
-
-
-class ModelDrafter:
-    """A draft model behind DraftService.
-
-    Opening never holds a round up: until the draft is open there is no proposal. A draft that fails or is late is let
-    go, and asked for again after a while; the session goes on without it.
-    """
-
-    def __init__(
-        self, session: Session, replicas: Replicas, *, timeout_s: float, retry_s: float, epochs: itertools.count[int]
-    ) -> None:
-        """`timeout_s` bounds the wait for one proposal; `retry_s` is the pause after a failure."""
-        self.fallback_reason = ""
-        self._session = session
-        self._replicas = replicas
-        self._timeout_s = timeout_s
-        self._retry_s = retry_s
-        self._epochs = epochs
-        self._link: DraftLink | None = None
-        self._opening: asyncio.Task[None] | None = None
-        self._epoch = 0
-        self._known = 0  # committed tokens the draft has been told of
-        self._drafted_at = 0  # committed tokens when it last drafted in this opening: the KV of those is there
-        self._next_try = 0.0  # time.monotonic seconds; infinity once the session has outgrown the draft
-
-    def level(self, committed: Sequence[int]) -> int:
-        """1 once the draft holds the session; starts opening it where that is due."""
-        return int(self._is_open(committed))
-
-    def up_to_date(self, committed: Sequence[int], max_tokens: int) -> bool:
-        """False for the first guess after opening, and when more was committed since the last than one round does."""
-        return self._drafted_at > 0 and len(committed) - self._drafted_at <= max_tokens + 1
-
-    async def propose(self, committed: Sequence[int], max_tokens: int) -> Proposal:
-        """The draft's guess, or none if it is not there yet, is late, or is gone."""
-        if max_tokens == 0 or not self._is_open(committed):
-            return NO_PROPOSAL
-        try:
-            return await self._ask(committed, max_tokens)
-        except OutriderError as error:
-            await self._give_up(error)
-            return NO_PROPOSAL
-
-    async def close(self) -> None:
-        """Free the session on the draft, even while it opens."""
-        if self._opening is not None:
-            self._opening.cancel()
-            self._opening = None
-        if self._link is not None:
-            link, self._link = self._link, None
-            self._session.counts.wire_bytes += link.tell(Close(self._key(self._known)))
-            await self._replicas.release_draft(self._session.number, link)
-
-    async def _ask(self, committed: Sequence[int], max_tokens: int) -> Proposal:
-        assert self._link is not None
-        known, base = self._known, len(committed)
-        item = Propose(self._key(base), known, tuple(committed[known:]), max_tokens)
-        exchange = await self._link.call(item, self._timeout_s)
-        self._session.counts.wire_bytes += exchange.wire_bytes
-        self._known = self._drafted_at = base
-        return exchange.reply.proposal if isinstance(exchange.reply, Drafted) else NO_PROPOSAL
-
-    def _is_open(self, committed: Sequence[int]) -> bool:
-        """True once the draft holds the session; starts opening it where that is due."""
-        if self._opening is None:
-            if self._link is None and time.monotonic() >= self._next_try:
-                name = f"open draft of session {self._session.number}"
-                self._opening = asyncio.create_task(self._open(tuple(committed)), name=name)
-            return self._link is not None
-        if self._opening.done():
-            self._opening = None
-            return self._link is not None
-        return False
-
-    async def _open(self, committed: tuple[int, ...]) -> None:
-        try:
-            link = await self._replicas.bind_draft(self._session.number)
-            self._link, self._epoch, self._known = link, next(self._epochs), len(committed)
-            self._drafted_at = 0
-            exchange = await link.call(self._open_item(committed), self._timeout_s)
-            self._session.counts.wire_bytes += exchange.wire_bytes
-        except OutriderError as error:
-            await self._give_up(error)
-
-    def _open_item(self, committed: tuple[int, ...]) -> Open:
-        request = self._session.request
-        return Open(
-            key=self._key(len(committed)),
-            tokens=committed,
-            prompt_length=len(request.prompt),
-            max_length=request.max_length,
-            params=request.params,
-            rule=request.speculation.rule,
-            seed=request.seed,
-            stop_token_ids=tuple(sorted(request.conditions.final_token_ids)),
-            cache_salt=request.tenant,
-        )
-
-    async def _give_up(self, error: OutriderError) -> None:
-        """Let the replica go; try again later, or never if the session has outgrown the draft's context."""
-        self.fallback_reason = str(error)
-        outgrown = isinstance(error, ItemError) and error.code is FailureCode.CONTEXT_LENGTH
-        self._next_try = float("inf") if outgrown else time.monotonic() + self._retry_s
-        log.warning("session %d goes on without its draft: %s", self._session.number, error)
-        metrics.fallbacks.add(1, {"cause": "draft"})
-        if self._link is not None:
-            link, self._link = self._link, None
-            link.tell(Close(self._key(self._known)))
-            await self._replicas.release_draft(self._session.number, link)
-
-    def _key(self, base_length: int) -> Key:
-        return Key(self._session.number, self._epoch, base_length)

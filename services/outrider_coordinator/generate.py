@@ -16,6 +16,7 @@ async def generate(session: Session, target: TargetBinding, speculator: Speculat
         watch = Stopwatch()
         proposal = await speculator.propose(session.committed, session.draft_budget)
         propose_ms = watch.lap_ms()
+        speculator.look_ahead(session.committed, proposal, session.draft_budget)
         verdict = await target.verify(session.committed, proposal)
         verify_ms = watch.lap_ms()
         delta = session.commit(proposal, verdict)

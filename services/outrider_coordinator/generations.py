@@ -16,11 +16,13 @@ from outrider.acceptance.stopping import FinishReason
 from outrider.errors import InvalidArgument
 from outrider.telemetry import metrics
 from outrider_coordinator.admission import Admission
-from outrider_coordinator.drafters import Drafter, ModelDrafter, NgramDrafter
+from outrider_coordinator.drafters import Drafter, NgramDrafter
 from outrider_coordinator.generate import generate
+from outrider_coordinator.look_ahead import LookAhead
+from outrider_coordinator.model_drafter import ModelDrafter
 from outrider_coordinator.recorder import Recorder
 from outrider_coordinator.replicas import Replicas
-from outrider_coordinator.request import DrafterKind, Request
+from outrider_coordinator.request import DrafterKind, LookAheadMode, Request
 from outrider_coordinator.session import Delta, Session
 from outrider_coordinator.settings import CoordinatorSettings
 from outrider_coordinator.speculator import Speculator
@@ -132,20 +134,30 @@ class Generations:
         settings, wanted = self._settings, session.request.speculation
         policy = Policy(wanted.fixed_length, settings.fallback_window, settings.fallback_acceptance)
         kinds = {wanted.drafter} if wanted.drafter is not DrafterKind.AUTO else {DrafterKind.NGRAM, DrafterKind.MODEL}
+        control = DraftControl(self.costs, policy)
+        look_ahead: LookAhead | None = None
         drafters: dict[Source, Drafter] = {}
         if DrafterKind.NGRAM in kinds:
             drafters[Source.NGRAM] = NgramDrafter()
         if DrafterKind.MODEL in kinds and self._replicas.drafts:
-            drafters[Source.MODEL] = ModelDrafter(
+            drafters[Source.MODEL] = model = ModelDrafter(
                 session,
                 self._replicas,
                 timeout_s=settings.draft_timeout_s,
                 retry_s=settings.draft_retry_s,
                 epochs=self._epochs,
+                allowance=self._look_ahead_tokens(wanted.max_draft_tokens),
             )
+            mode, branches = settings.look_ahead, settings.look_ahead_branches
+            look_ahead = LookAhead(session, model, control, self.costs, mode=mode, branches=branches)
         lacking = wanted.drafter is DrafterKind.MODEL and not drafters
         reason = "this coordinator has no draft replicas" if lacking else ""
-        return Speculator(session, DraftControl(self.costs, policy), drafters, reason=reason)
+        return Speculator(session, control, drafters, look_ahead=look_ahead, reason=reason)
+
+    def _look_ahead_tokens(self, max_draft_tokens: int) -> int:
+        if self._settings.look_ahead is LookAheadMode.OFF:
+            return 0
+        return self._settings.look_ahead_branches * max_draft_tokens
 
 
 def _record(session: Session) -> None:

@@ -28,6 +28,14 @@ class DrafterKind(StrEnum):
     AUTO = "auto"  # each round what is expected to be fastest
 
 
+class LookAheadMode(StrEnum):
+    """When to draft ahead."""
+
+    OFF = "off"
+    AUTO = "auto"
+    ON = "on"
+
+
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """How to speculate."""

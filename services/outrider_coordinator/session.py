@@ -49,6 +49,9 @@ class Counts:
     lengths: Counter[tuple[Source, int]] = field(default_factory=Counter)  # rounds, by source and proposed tokens
     cached_tokens: int = 0
     wire_bytes: int = 0
+    look_ups: int = 0  # rounds that something had been drafted ahead for
+    hits: int = 0  # those whose outcome was foreseen
+    drafted_ahead: int = 0  # tokens, most of them for outcomes that did not come
 
     @property
     def proposed(self) -> int:

@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, model_validator
 from outrider.acceptance.params import Rule
 from outrider.config.registry import RegistrySettings
 from outrider.config.tls import TlsSettings
-from outrider_coordinator.request import MAX_DRAFT_TOKENS, DrafterKind, Limits, Speculation
+from outrider_coordinator.request import MAX_DRAFT_TOKENS, DrafterKind, Limits, LookAheadMode, Speculation
 
 
 class CoordinatorSettings(RegistrySettings, TlsSettings, env_prefix="OUTRIDER_COORDINATOR_"):
@@ -41,6 +41,12 @@ class CoordinatorSettings(RegistrySettings, TlsSettings, env_prefix="OUTRIDER_CO
     fallback_acceptance: float = Field(
         0.5, ge=0, le=1, description="A request of whose guessed tokens fewer stand goes on without; 0: never."
     )
+    look_ahead: LookAheadMode = Field(
+        LookAheadMode.AUTO,
+        description="Draft for the likely outcomes of a round while it is verified; auto: if the draft's device is "
+        "none of a verifier's.",
+    )
+    look_ahead_branches: int = Field(8, ge=1, le=63, description="Most outcomes of a round that are drafted ahead for.")
     rule: Rule = Field(
         Rule.MATCH,
         description="How guesses are accepted; under match the answer depends on target, request and seed alone.",

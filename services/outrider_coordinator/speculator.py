@@ -9,6 +9,7 @@ from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
 from outrider.telemetry import metrics
 from outrider.telemetry.logs import get_logger
 from outrider_coordinator.drafters import Drafter
+from outrider_coordinator.look_ahead import LookAhead
 from outrider_coordinator.session import Delta, Session
 
 log = get_logger(__name__)
@@ -18,9 +19,17 @@ class Speculator:
     """The session's drafters, and the control that chooses among them. Without any drafter: plain decoding."""
 
     def __init__(
-        self, session: Session, control: DraftControl, drafters: Mapping[Source, Drafter], *, reason: str = ""
+        self,
+        session: Session,
+        control: DraftControl,
+        drafters: Mapping[Source, Drafter],
+        *,
+        look_ahead: LookAhead | None = None,
+        reason: str = "",
     ) -> None:
         """`reason`: why there are no drafters, where the request asked for some."""
+        self._look_ahead = look_ahead
+        self._foreseen: bool | None = None  # the round in progress had been foreseen; None: nothing had been drafted
         self._session = session
         self._control = control
         self._drafters = drafters
@@ -35,15 +44,24 @@ class Speculator:
 
     async def propose(self, committed: Sequence[int], max_tokens: int) -> Proposal:
         """A proposal of at most `max_tokens` tokens, or `NO_PROPOSAL` where none is expected to pay."""
+        ahead, self._foreseen = await self._look_ahead.take(committed) if self._look_ahead else (None, None)
         levels = {}
         if max_tokens:
             levels = {source: level for source, each in self._drafters.items() if (level := each.level(committed))}
-        choice = self._control.decide(levels, max_tokens)
+        choice = self._control.decide(levels, max_tokens, len(ahead) if ahead else 0)
         if not choice.length:
             return NO_PROPOSAL
+        if ahead and choice.source is Source.MODEL:
+            self._up_to_date = False  # it took no time, which says nothing of a proposal that is asked for
+            return ahead.clipped(choice.length)
         drafter = self._drafters[choice.source]
         self._up_to_date = drafter.up_to_date(committed, max_tokens)
         return await drafter.propose(committed, choice.length)
+
+    def look_ahead(self, committed: Sequence[int], proposal: Proposal, max_tokens: int) -> None:
+        """Let the draft work on, while `proposal`, after `committed`, is verified."""
+        if self._look_ahead is not None:
+            self._look_ahead.begin(committed, proposal.tree, max_tokens)
 
     def learn(self, proposal: Proposal, delta: Delta, *, propose_ms: float, verify_ms: float) -> None:
         """Take in how a round went, and how long its two parts took in milliseconds."""
@@ -55,6 +73,7 @@ class Speculator:
             committed=len(delta.token_ids),
             propose_ms=propose_ms if self._up_to_date else None,
             verify_ms=verify_ms if self._session.counts.rounds > 1 else None,  # the first one held the prefill
+            foreseen=self._foreseen,
         )
         if self._control.record(result):
             log.warning("session %d falls back to plain decoding: %s", self._session.number, self.fallback_reason)
@@ -62,5 +81,7 @@ class Speculator:
 
     async def close(self) -> None:
         """Free what the drafters hold."""
+        if self._look_ahead is not None:
+            await self._look_ahead.close()
         for drafter in self._drafters.values():
             await drafter.close()

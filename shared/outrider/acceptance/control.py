@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from outrider.acceptance.choice import PLAIN, Choice, can_pay, choose, expected_accepted, rate
+from outrider.acceptance.choice import PLAIN, STAY_MARGIN, Choice, can_pay, choose, expected_accepted, rate
 from outrider.acceptance.costs import CostTable, RoundCosts
 from outrider.acceptance.estimate import MODEL_PRIOR, NGRAM_PRIOR, AcceptanceEstimate
 from outrider.acceptance.probes import RETURN, Probes
@@ -36,6 +36,7 @@ class Round:
     committed: int
     propose_ms: float | None
     verify_ms: float | None
+    foreseen: bool | None = None  # whether this round's proposal had been drafted ahead; None: nothing had
 
 
 class DraftControl:
@@ -54,14 +55,41 @@ class DraftControl:
         self._choice = PLAIN  # of the round in progress
         self._previous: Choice | None = None  # what the costs last decided
 
-    def decide(self, levels: Mapping[Source, int], longest: int) -> Choice:
+    def decide(self, levels: Mapping[Source, int], longest: int, at_hand: int = 0) -> Choice:
         """The choice for a round of at most `longest` proposed tokens.
 
         `levels` has the sources that can propose now, with the level of their first token (`AcceptanceEstimate`).
+        `at_hand`: so many tokens of the model were drafted ahead and cost nothing any more; 0: none were.
         """
         self._levels = levels
-        self._choice = self._decide(longest) if levels and longest > 0 else PLAIN
+        self._choice = self._decide(longest, min(at_hand, longest)) if levels and longest > 0 else PLAIN
         return self._choice
+
+    def look_ahead(self, longest: int) -> int:
+        """How many tokens to draft ahead for each likely outcome of the round just decided; 0: none pay.
+
+        Drafting ahead takes a round no time unless it takes longer than the verification that hides it.
+        """
+        if self._fallen or Source.MODEL not in self._levels or longest < 1:
+            return 0
+        if self._policy.fixed_length:
+            return longest
+        if not (self._costs.known(Source.NONE) and self._costs.known_ahead):
+            return self._costs.lesson(Source.MODEL, longest)
+        costs = self._costs.table(longest)
+        expected = expected_accepted(self._estimates[Source.MODEL].chances(1, longest))
+        rates = [
+            (1.0 + self._costs.hit_rate * accepted) / max(costs.verify_ms[length], costs.ahead_ms[length])
+            for length, accepted in enumerate(expected, start=1)
+        ]
+        best = max(rates)
+        return rates.index(best) + 1 if best >= (1.0 + STAY_MARGIN) * rate(costs, PLAIN) else 0
+
+    def in_flight(self, depth: int) -> tuple[float, ...]:
+        """The chance that each token of the last choice's proposal stands, given the ones before it."""
+        if self._choice.source is Source.NONE:
+            return ()
+        return self._estimates[self._choice.source].chances(self._levels[self._choice.source], depth)
 
     def record(self, result: Round) -> bool:
         """Take in what came of the last choice. True if it made the request fall back to plain decoding."""
@@ -70,6 +98,8 @@ class DraftControl:
             self._costs.observe_verify(result.proposed, result.verify_ms)
         if source is Source.MODEL and result.propose_ms is not None:
             self._costs.observe_draft(result.proposed, result.propose_ms)
+        if result.foreseen is not None:
+            self._costs.observe_lookup(result.foreseen)
         for each, probes in self._probes.items():
             probes.advance(result.committed, result.accepted if each is source else None)
         if source is Source.NONE:
@@ -77,23 +107,31 @@ class DraftControl:
         self._estimates[source].record(self._levels[source], result.proposed, result.accepted)
         return not self._policy.fixed_length and self._judge(source, result)
 
-    def _decide(self, longest: int) -> Choice:
+    def _decide(self, longest: int, at_hand: int) -> Choice:
         chances = {source: self._estimates[source].chances(level, longest) for source, level in self._levels.items()}
+        if at_hand and Source.MODEL in chances:
+            chances[Source.MODEL] = chances[Source.MODEL][:at_hand]
         if self._policy.fixed_length:
             # Of the sources at hand, the one whose guess should bring more.
-            return Choice(max(chances, key=lambda source: expected_accepted(chances[source])[-1]), longest)
+            best = max(chances, key=lambda source: expected_accepted(chances[source])[-1])
+            return Choice(best, len(chances[best]))
         # Until the costs are known, rounds are there to learn them.
-        if unknown := next((source for source in self._levels if not self._costs.known(source)), None):
+        to_learn = [source for source in self._levels if not (at_hand and source is Source.MODEL)]
+        if unknown := next((source for source in to_learn if not self._costs.known(source)), None):
             return Choice(unknown, self._costs.lesson(unknown, longest))
         if not self._costs.known(Source.NONE):
             return PLAIN
         costs = self._costs.table(longest)
+        if at_hand:
+            costs = replace(costs, draft_ms=(0.0,) * (longest + 1))
         choice = PLAIN if self._fallen else choose(costs, chances, self._window, self._previous)
         self._previous = choice
         accepted = expected_accepted(chances[choice.source])[choice.length - 1] if choice != PLAIN else 0.0
         if probe := self._probe(costs, longest, choice, rate(costs, choice, accepted)):
             return probe
-        return choice if choice == PLAIN else replace(choice, length=self._costs.survey(choice.length, longest))
+        if choice == PLAIN:
+            return choice
+        return replace(choice, length=self._costs.survey(choice.length, len(chances[choice.source])))
 
     def _probe(self, costs: CostTable, longest: int, choice: Choice, best_rate: float) -> Choice | None:
         """One token of a source that was passed over, if its turn has come, to see whether things have changed."""

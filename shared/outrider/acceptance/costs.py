@@ -13,6 +13,10 @@ OLD = 500
 """The same for rounds that propose, and for drafts."""
 SURVEY_EVERY = 25
 """Of so many proposals one has another length than the best, to see whether that is still the best."""
+HIT_MEMORY = 0.98
+"""What a look into an outcome cache is worth after each later one."""
+HIT_PRIOR, HIT_WEIGHT = 0.7, 10.0
+"""The hit rate before anything is known, and how many looks that is worth."""
 LONGEST_LESSON = 8
 """Longest guess, in tokens, that is made only to learn its time."""
 
@@ -23,6 +27,7 @@ class CostTable:
 
     verify_ms: tuple[float, ...]  # [longest + 1]
     draft_ms: tuple[float, ...]  # [longest + 1], of the draft model
+    ahead_ms: tuple[float, ...] = ()  # [longest + 1], of the draft model for all likely outcomes
 
     @property
     def plain_ms(self) -> float:
@@ -43,6 +48,9 @@ class RoundCosts:
     def __init__(self) -> None:
         self._verify = TimeCurve()
         self._draft = TimeCurve(through_origin=True)
+        self._ahead = TimeCurve(through_origin=True)
+        self._ahead_times, self._ahead_last = 0, 0
+        self._looks = self._hits = 0.0
         self._rounds = 0  # observed ones, with and without a proposal
         self._surveys = 0
         # Source.NONE stands for plain rounds, NGRAM for rounds with any proposal, MODEL for drafts.
@@ -63,9 +71,29 @@ class RoundCosts:
         self._draft.observe(drafted, milliseconds)
         self._mark(Source.MODEL)
 
+    def observe_ahead(self, drafted: int, milliseconds: float) -> None:
+        """From asking the draft model to look ahead to having its proposals of `drafted` tokens."""
+        self._ahead.observe(drafted, milliseconds)
+        self._ahead_times, self._ahead_last = self._ahead_times + 1, self._rounds
+
+    def observe_lookup(self, hit: bool) -> None:
+        """Whether the outcome of a round had been foreseen."""
+        self._looks = HIT_MEMORY * self._looks + 1.0
+        self._hits = HIT_MEMORY * self._hits + hit
+
+    @property
+    def hit_rate(self) -> float:
+        """How many of the outcomes are foreseen, 0 to 1."""
+        return (self._hits + HIT_PRIOR * HIT_WEIGHT) / (self._looks + HIT_WEIGHT)
+
+    @property
+    def known_ahead(self) -> bool:
+        """False while drafting ahead was timed too seldom, or too long ago."""
+        return self._ahead_times >= ENOUGH and self._rounds - self._ahead_last < OLD
+
     def table(self, longest: int) -> CostTable:
         """What is known now, for proposals of up to `longest` tokens."""
-        return CostTable(self._verify.times(longest), self._draft.times(longest))
+        return CostTable(self._verify.times(longest), self._draft.times(longest), self._ahead.times(longest))
 
     def known(self, source: Source) -> bool:
         """False while rounds of the source (`Source.NONE`: plain ones) were timed too seldom, or too long ago.

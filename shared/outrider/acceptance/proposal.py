@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from outrider.acceptance.tree import TokenTree
@@ -38,6 +38,11 @@ class Proposal:
 
     def __len__(self) -> int:
         return len(self.tree)
+
+    def clipped(self, length: int) -> Proposal:
+        """The first `length` tokens of a chain."""
+        assert self.tree.is_chain
+        return replace(self, tree=self.tree.truncated(length), q=self.q[:length])
 
 
 NO_PROPOSAL = Proposal(TokenTree((), ()), Source.NONE)

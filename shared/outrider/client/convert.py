@@ -237,6 +237,9 @@ def _stats_from_proto(stats: generation_pb2.SpeculationStats) -> SpeculationStat
         rule=rule_from_proto(stats.rule),
         fallback_reason=stats.fallback_reason,
         plain_rounds=stats.plain_rounds,
+        look_ups=stats.look_ups,
+        hits=stats.hits,
+        drafted_ahead_tokens=stats.drafted_ahead_tokens,
         sources=tuple(
             SourceStats(_DRAFTERS_BACK.get(of.source, Drafter.NONE), of.rounds, of.proposed_tokens, of.accepted_tokens)
             for of in stats.sources

@@ -89,6 +89,9 @@ class SpeculationStats:
     fallback_reason: str  # why speculation stopped early, or for a while; empty if it did not
     plain_rounds: int = 0  # rounds without a guess
     sources: tuple[SourceStats, ...] = ()  # one for each that guessed anything
+    look_ups: int = 0  # rounds that something had been drafted ahead for
+    hits: int = 0  # those whose outcome was foreseen
+    drafted_ahead_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ def load_model(options: ModelOptions, progress: Progress | None = None) -> Loade
         vocabulary_fingerprint=fingerprint(tokens),
         vocabulary_size=min(len(tokens), trimmed.target_size if trimmed else width),
         eos_token_ids=_eos_token_ids(module, tokenizer),
+        hardware=hardware_name(device),
     )
     return LoadedModel(module, info, files, device, dtype, trimmed)
 
@@ -133,6 +135,17 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+def hardware_name(device: torch.device) -> str:
+    """The same for all processes that compute on the same GPU, or on the CPU of the same machine."""
+    if device.type == "cuda":
+        return f"GPU {torch.cuda.get_device_properties(device).uuid}"
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:  # not Linux
+        machine = socket.gethostname()
+    return f"CPU {machine}"
 
 
 def _device(name: str) -> torch.device:

@@ -179,3 +179,4 @@ class ModelInfo:
     vocabulary_fingerprint: str
     vocabulary_size: int
     eos_token_ids: tuple[int, ...]
+    hardware: str = ""  # what computes: replicas that name the same share it

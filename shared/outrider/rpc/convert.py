@@ -251,6 +251,7 @@ def model_to_proto(info: ModelInfo) -> model_pb2.ModelInfo:
         vocabulary_fingerprint=info.vocabulary_fingerprint,
         vocabulary_size=info.vocabulary_size,
         eos_token_ids=info.eos_token_ids,
+        hardware=info.hardware,
     )
 
 
@@ -266,4 +267,5 @@ def model_from_proto(wire: model_pb2.ModelInfo) -> ModelInfo:
         vocabulary_fingerprint=wire.vocabulary_fingerprint,
         vocabulary_size=wire.vocabulary_size,
         eos_token_ids=tuple(wire.eos_token_ids),
+        hardware=wire.hardware,
     )

@@ -13,13 +13,15 @@ from outrider.telemetry import logs
 
 S = TypeVar("S", bound=Settings)
 
+log = logs.get_logger(__name__)
+
 
 def run_service(prog: str, settings_type: type[S], run: Callable[[S], None], argv: Sequence[str]) -> int:
     """Load the settings, log them, run; the process's exit status: 0 ended well, 1 could not go on, 2 bad settings."""
     try:
         settings = load(settings_type, argv, prog)
         logs.configure(settings.log_level)
-        logs.get_logger(prog).info("settings: %s", describe(settings))
+        log.info("settings: %s", describe(settings))
         if isinstance(settings, ServerTlsSettings):
             settings.check_files()  # before a model loads for minutes
         run(settings)

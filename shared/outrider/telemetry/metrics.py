@@ -23,6 +23,12 @@ guess_lengths = _meter.create_counter(
 fallbacks = _meter.create_counter(
     "outrider.fallbacks", unit="{fallback}", description="Times a request went on without its guesses, by cause"
 )
+look_ups = _meter.create_counter(
+    "outrider.look_ahead.lookups", unit="{round}", description="Rounds that had been drafted ahead for: hit or miss"
+)
+drafted_ahead = _meter.create_counter(
+    "outrider.look_ahead.tokens", unit="{token}", description="Tokens drafted ahead, used or not"
+)
 registry_up = _meter.create_gauge("outrider.registry.up", description="1 while the registry answers, 0 while not")
 registry_failures = _meter.create_counter(
     "outrider.registry.failures", unit="{failure}", description="Scripts that the registry did not run"

@@ -457,6 +457,9 @@ class SpeculationStats(_message.Message):
     FALLBACK_REASON_FIELD_NUMBER: _builtins.int
     PLAIN_ROUNDS_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    LOOK_UPS_FIELD_NUMBER: _builtins.int
+    HITS_FIELD_NUMBER: _builtins.int
+    DRAFTED_AHEAD_TOKENS_FIELD_NUMBER: _builtins.int
     rounds: _builtins.int
     """Forward passes of the target that committed tokens, the one that ended the prompt included."""
     proposed_tokens: _builtins.int
@@ -476,6 +479,11 @@ class SpeculationStats(_message.Message):
     """Why speculation stopped before the end, or for a while, if it did."""
     plain_rounds: _builtins.int
     """Those of `rounds` that proposed nothing."""
+    look_ups: _builtins.int
+    """Rounds that something had been drafted ahead for, and those of them whose outcome was foreseen."""
+    hits: _builtins.int
+    drafted_ahead_tokens: _builtins.int
+    """Tokens drafted ahead, most of them for outcomes that did not come."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceStats]:
         """One per source that proposed anything; proposed_tokens and accepted_tokens are their sums."""
@@ -494,10 +502,13 @@ class SpeculationStats(_message.Message):
         fallback_reason: _builtins.str = ...,
         plain_rounds: _builtins.int = ...,
         sources: _abc.Iterable[Global___SourceStats] | None = ...,
+        look_ups: _builtins.int = ...,
+        hits: _builtins.int = ...,
+        drafted_ahead_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "acceptance_rate", b"acceptance_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "acceptance_rate", b"acceptance_rate", "accepted_length", b"accepted_length", "accepted_tokens", b"accepted_tokens", "drafter", b"drafter", "fallback_reason", b"fallback_reason", "plain_rounds", b"plain_rounds", "proposed_tokens", b"proposed_tokens", "rounds", b"rounds", "rule", b"rule", "sources", b"sources", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "acceptance_rate", b"acceptance_rate", "accepted_length", b"accepted_length", "accepted_tokens", b"accepted_tokens", "drafted_ahead_tokens", b"drafted_ahead_tokens", "drafter", b"drafter", "fallback_reason", b"fallback_reason", "hits", b"hits", "look_ups", b"look_ups", "plain_rounds", b"plain_rounds", "proposed_tokens", b"proposed_tokens", "rounds", b"rounds", "rule", b"rule", "sources", b"sources", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__acceptance_rate: _TypeAlias = _typing.Literal["acceptance_rate"]  # noqa: Y015
     _WhichOneofArgType__acceptance_rate: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate"]  # noqa: Y015

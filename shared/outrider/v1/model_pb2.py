@@ -24,25 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/model.proto\x12\x0boutrider.v1\"\x11\n\x0fGetModelRequest\"\x90\x01\n\x10GetModelResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.outrider.v1.ReplicaRole\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\"\xca\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\x04\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x1e\n\x16vocabulary_fingerprint\x18\x07 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x08 \x01(\r\x12\x15\n\reos_token_ids\x18\t \x03(\r\"\x15\n\x13GetTokenizerRequest\"5\n\x14GetTokenizerResponse\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c*^\n\x0bReplicaRole\x12\x1c\n\x18REPLICA_ROLE_UNSPECIFIED\x10\x00\x12\x19\n\x15REPLICA_ROLE_VERIFIER\x10\x01\x12\x16\n\x12REPLICA_ROLE_DRAFT\x10\x02\x32\xae\x01\n\x0cModelService\x12G\n\x08GetModel\x12\x1c.outrider.v1.GetModelRequest\x1a\x1d.outrider.v1.GetModelResponse\x12U\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a!.outrider.v1.GetTokenizerResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/model.proto\x12\x0boutrider.v1\"\x11\n\x0fGetModelRequest\"\x90\x01\n\x10GetModelResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.outrider.v1.ReplicaRole\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\"\xdc\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\x04\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x1e\n\x16vocabulary_fingerprint\x18\x07 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x08 \x01(\r\x12\x15\n\reos_token_ids\x18\t \x03(\r\x12\x10\n\x08hardware\x18\n \x01(\t\"\x15\n\x13GetTokenizerRequest\"5\n\x14GetTokenizerResponse\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c*^\n\x0bReplicaRole\x12\x1c\n\x18REPLICA_ROLE_UNSPECIFIED\x10\x00\x12\x19\n\x15REPLICA_ROLE_VERIFIER\x10\x01\x12\x16\n\x12REPLICA_ROLE_DRAFT\x10\x02\x32\xae\x01\n\x0cModelService\x12G\n\x08GetModel\x12\x1c.outrider.v1.GetModelRequest\x1a\x1d.outrider.v1.GetModelResponse\x12U\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a!.outrider.v1.GetTokenizerResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.model_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REPLICAROLE']._serialized_start=489
-  _globals['_REPLICAROLE']._serialized_end=583
+  _globals['_REPLICAROLE']._serialized_start=507
+  _globals['_REPLICAROLE']._serialized_end=601
   _globals['_GETMODELREQUEST']._serialized_start=40
   _globals['_GETMODELREQUEST']._serialized_end=57
   _globals['_GETMODELRESPONSE']._serialized_start=60
   _globals['_GETMODELRESPONSE']._serialized_end=204
   _globals['_MODELINFO']._serialized_start=207
-  _globals['_MODELINFO']._serialized_end=409
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=411
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=432
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=434
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=487
-  _globals['_MODELSERVICE']._serialized_start=586
-  _globals['_MODELSERVICE']._serialized_end=760
+  _globals['_MODELINFO']._serialized_end=427
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=429
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=450
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=452
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=505
+  _globals['_MODELSERVICE']._serialized_start=604
+  _globals['_MODELSERVICE']._serialized_end=778
 # @@protoc_insertion_point(module_scope)

@@ -93,6 +93,7 @@ class ModelInfo(_message.Message):
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _builtins.int
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    HARDWARE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     architecture: _builtins.str
     parameters: _builtins.int
@@ -103,6 +104,8 @@ class ModelInfo(_message.Message):
     """SHA-256 over (id, token) of the tokenizer's map, in hexadecimal."""
     vocabulary_size: _builtins.int
     """Ids of the tokenizer; a model's logits may be wider, and those ids are padding."""
+    hardware: _builtins.str
+    """What computes, such as a GPU's UUID: replicas that name the same share it."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -117,10 +120,11 @@ class ModelInfo(_message.Message):
         vocabulary_fingerprint: _builtins.str = ...,
         vocabulary_size: _builtins.int = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        hardware: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "name", b"name", "parameters", b"parameters", "vocabulary_fingerprint", b"vocabulary_fingerprint", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "hardware", b"hardware", "name", b"name", "parameters", b"parameters", "vocabulary_fingerprint", b"vocabulary_fingerprint", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

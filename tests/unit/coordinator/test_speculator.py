@@ -24,7 +24,7 @@ class ScriptedControl(DraftControl):
         self.asked: list[tuple[dict[Source, int], int]] = []
         self.results: list[Round] = []
 
-    def decide(self, levels: Any, longest: int) -> Choice:
+    def decide(self, levels: Any, longest: int, at_hand: int = 0) -> Choice:
         self.asked.append((dict(levels), longest))
         return self.choices.pop(0) if levels else PLAIN
 

@@ -1,0 +1,101 @@
+"""A session's look-ahead: while a round is verified, the draft already drafts for what it may come to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from outrider.acceptance.control import DraftControl
+from outrider.acceptance.costs import RoundCosts
+from outrider.acceptance.fan_out import BONUS_PRIOR, RECOVERED_PRIOR, RankEstimate, fan_out
+from outrider.acceptance.outcomes import OutcomeCache
+from outrider.acceptance.proposal import Proposal
+from outrider.acceptance.tree import TokenTree
+from outrider.protocol.items import DraftedAhead
+from outrider.telemetry import metrics
+from outrider_coordinator.model_drafter import ModelDrafter
+from outrider_coordinator.request import LookAheadMode
+from outrider_coordinator.session import Session
+
+
+class LookAhead:
+    """Begin after a proposal has left, take when its round is committed. A stale outcome finds nothing."""
+
+    def __init__(
+        self,
+        session: Session,
+        drafter: ModelDrafter,
+        control: DraftControl,
+        costs: RoundCosts,
+        *,
+        mode: LookAheadMode,
+        branches: int,
+    ) -> None:
+        """`branches`: most outcomes to foresee in a round."""
+        self._session = session
+        self._drafter = drafter
+        self._control = control
+        self._costs = costs
+        self._mode = mode
+        self._branches = branches
+        self._recovered, self._bonus = RankEstimate(RECOVERED_PRIOR), RankEstimate(BONUS_PRIOR)
+        self._pending: asyncio.Task[OutcomeCache | None] | None = None
+
+    def begin(self, committed: Sequence[int], in_flight: TokenTree, longest: int) -> None:
+        """Draft ahead for the round of `in_flight` after `committed`, where that is expected to pay."""
+        self._drop()
+        length = self._control.look_ahead(longest) if self._is_on() else 0
+        if not length or not in_flight.is_chain:
+            return
+        chances = self._control.in_flight(len(in_flight))
+        shape = fan_out(chances, self._recovered.chances, self._bonus.chances, self._branches)
+        work = self._foresee(committed, len(committed), in_flight, length, shape)
+        self._pending = asyncio.create_task(work, name=f"look ahead of session {self._session.number}")
+
+    async def take(self, committed: Sequence[int]) -> tuple[Proposal | None, bool | None]:
+        """The proposal drafted for what has been committed, and whether there was one; None if none was asked for."""
+        if self._pending is None:
+            return None, None
+        pending, self._pending = self._pending, None
+        cache = await pending
+        lookup = cache.find(committed) if cache else None
+        if lookup is None:
+            return None, None
+        (self._bonus if lookup.bonus else self._recovered).record(lookup.rank)
+        hit = lookup.proposal is not None
+        self._session.counts.look_ups += 1
+        self._session.counts.hits += hit
+        metrics.look_ups.add(1, {"result": "hit" if hit else "miss"})
+        # An outcome can be foreseen without a token to propose after it, but not by this draft.
+        return lookup.proposal or None, hit
+
+    async def close(self) -> None:
+        """End what is under way."""
+        pending = self._pending
+        self._drop()
+        if pending is not None:
+            await asyncio.gather(pending, return_exceptions=True)
+
+    def _is_on(self) -> bool:
+        if self._mode is LookAheadMode.AUTO:
+            return self._drafter.may_look_ahead
+        return self._mode is LookAheadMode.ON and self._drafter.is_open
+
+    async def _foresee(
+        self, committed: Sequence[int], base: int, in_flight: TokenTree, length: int, shape: tuple[int, ...]
+    ) -> OutcomeCache | None:
+        started = time.perf_counter()
+        reply = await self._drafter.draft_ahead(committed, base, in_flight, length, shape)
+        if not isinstance(reply, DraftedAhead):
+            return None
+        self._costs.observe_ahead(length, (time.perf_counter() - started) * 1e3)
+        drafted = sum(len(each.proposal) for each in reply.foreseen)
+        self._session.counts.drafted_ahead += drafted
+        metrics.drafted_ahead.add(drafted)
+        return OutcomeCache(base, in_flight, ((f.node, f.next_token, f.proposal) for f in reply.foreseen))
+
+    def _drop(self) -> None:
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None

@@ -1,0 +1,67 @@
+"""How far to draft ahead: as far as verification hides it, and not at all where nothing would pay."""
+
+from __future__ import annotations
+
+from outrider.acceptance.choice import Choice
+from outrider.acceptance.control import DraftControl, Policy, Round
+from outrider.acceptance.costs import RoundCosts
+from outrider.acceptance.proposal import Source
+
+LONGEST = 8
+
+
+def control(*, verify_ms: float, draft_ms: float, ahead_ms: float, acceptance: float, policy: Policy) -> DraftControl:
+    """One that has seen a while of rounds; times in milliseconds a token for the drafts."""
+    costs = RoundCosts()
+    one = DraftControl(costs, policy)
+    for turn in range(120):
+        length = turn % LONGEST
+        choice = one.decide({Source.MODEL: 1}, LONGEST)
+        proposed = choice.length and max(length, 1)
+        accepted = next((i for i in range(proposed) if (turn * 7 + i * 3) % 10 >= acceptance * 10), proposed)
+        one.record(Round(proposed, accepted, accepted + 1, proposed * draft_ms or None, verify_ms, True))
+        costs.observe_ahead(length + 1, (length + 1) * ahead_ms)
+    one.decide({Source.MODEL: 1}, LONGEST)
+    return one
+
+
+def test_a_hidden_draft_is_as_long_as_verification_hides() -> None:
+    one = control(verify_ms=10, draft_ms=2, ahead_ms=2, acceptance=0.9, policy=Policy())
+    assert one.look_ahead(LONGEST) in (4, 5, 6)
+    assert one.look_ahead(2) == 2
+
+
+def test_a_draft_too_slow_to_be_hidden_does_not_work_ahead() -> None:
+    one = control(verify_ms=10, draft_ms=40, ahead_ms=40, acceptance=0.9, policy=Policy())
+    assert one.look_ahead(LONGEST) == 0
+
+
+def test_what_does_not_pay_when_it_is_asked_for_can_pay_ahead() -> None:
+    """At 7 ms a token no guess is worth its time; hidden, one token costs nothing."""
+    one = control(verify_ms=10, draft_ms=9.5, ahead_ms=7, acceptance=0.6, policy=Policy(fallback_acceptance=0.0))
+    assert one.decide({Source.MODEL: 1}, LONGEST).length == 0
+    assert one.look_ahead(LONGEST) >= 1
+
+
+def test_tokens_at_hand_cost_nothing() -> None:
+    one = control(verify_ms=10, draft_ms=9.5, ahead_ms=7, acceptance=0.8, policy=Policy(fallback_acceptance=0.0))
+    choice = one.decide({Source.MODEL: 1}, LONGEST, at_hand=3)
+    assert choice.source is Source.MODEL
+    assert 1 <= choice.length <= 3
+
+
+def test_a_fixed_length_looks_ahead_by_that_length() -> None:
+    one = DraftControl(RoundCosts(), Policy(fixed_length=True))
+    assert one.look_ahead(4) == 0  # nothing can propose yet
+    assert one.decide({Source.MODEL: 1}, 4) == Choice(Source.MODEL, 4)
+    assert one.look_ahead(4) == 4
+    assert one.decide({Source.MODEL: 1}, 4, at_hand=3) == Choice(Source.MODEL, 3)
+
+
+def test_a_request_that_fell_back_does_not_look_ahead() -> None:
+    one = DraftControl(RoundCosts(), Policy(fallback_window=8, fallback_acceptance=0.5))
+    for _ in range(8):
+        length = one.decide({Source.MODEL: 1}, 4).length
+        one.record(Round(length, 0, 1, 1.0, 10.0))
+    assert one.fallback_reason
+    assert one.look_ahead(4) == 0
