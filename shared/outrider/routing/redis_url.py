@@ -97,7 +97,12 @@ def connect(url: RedisUrl, *, timeout_s: float) -> Redis | RedisCluster:
         nodes = [ClusterNode(host, port) for host, port in url.hosts]
         return RedisCluster(startup_nodes=nodes, **common, **tls)
     if url.form is Form.SENTINEL:
-        own = {"password": url.sentinel_password, "socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+        own: dict[str, Any] = {
+            "password": url.sentinel_password,
+            "socket_timeout": timeout_s / len(url.hosts),
+            "socket_connect_timeout": timeout_s / len(url.hosts),
+            "retry": Retry(NoBackoff(), 0),  # a dead sentinel must not use up the time of the next one
+        }
         sentinel = Sentinel(list(url.hosts), sentinel_kwargs=own | tls, **common, **tls)  # type: ignore[no-untyped-call]
         master: Redis = sentinel.master_for(url.service, db=url.db)
         return master
