@@ -14,6 +14,8 @@ from outrider.profiling.rounds import merged
 
 ADVICE_LENGTH = 4
 """Acceptance falls with the length of the guess; drafts are judged at the coordinator's default `max_draft_tokens`."""
+WORTH_NAMING = 0.01
+"""Least gain of a tree, in speed-up, that is named."""
 LOW_ACCEPTANCE = 0.5
 """The coordinator's default `fallback_acceptance`: below it a request gives speculation up."""
 
@@ -33,8 +35,10 @@ def advise(profile: Profile, forecasts: Sequence[Forecast], prompts: Sequence[st
     ends = {placement: crossover(found) for placement, found in picks.items()}
     by_name = {drafter.name: drafter for drafter in profile.drafters}
     lines = _what_to_use(profile, picks[Placement.SEQUENCE], ends[Placement.SEQUENCE], by_name)
-    if any(drafter.times for drafter in profile.drafters):
-        lines += _hidden(picks[Placement.HIDDEN], ends[Placement.HIDDEN])
+    models = {drafter.name for drafter in profile.drafters if drafter.times}
+    if models:
+        of_models = best_by_concurrency(each for each in _chains(forecasts, Placement.HIDDEN) if each.draft in models)
+        lines += _hidden(of_models, crossover(of_models))
         lines += _tree(forecasts)
     lines += _distill(profile, prompts)
     return Advice(picks, ends, tuple(lines))
@@ -108,7 +112,7 @@ def _tree(forecasts: Sequence[Forecast]) -> list[str]:
     if not trees or trees[0].sessions not in chains:
         return []
     tree, chain = trees[0], chains[trees[0].sessions]
-    if tree.speedup <= chain.speedup:
+    if tree.speedup < max(1.0, chain.speedup + WORTH_NAMING):
         return ["A second guess for the first token beside the chain (a tree) would not bring more."]
     return [
         f"A second guess for the first token beside the chain (a tree) would give {tree.speedup:.2f} instead of"

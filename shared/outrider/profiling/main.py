@@ -17,6 +17,7 @@ from rich.console import Console
 from outrider.config import load
 from outrider.errors import OutriderError
 from outrider.profiling.options import ProfileSettings
+from outrider.telemetry.logs import configure
 
 PROG = "outrider profile"
 INTERRUPTED = 128 + signal.SIGINT
@@ -70,6 +71,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     try:
         settings = load(ProfileSettings, arguments, PROG)
+        configure(settings.log_level)
         if settings.out is not None:
             settings.out.mkdir(parents=True, exist_ok=True)
             profile(settings, arguments, settings.out)

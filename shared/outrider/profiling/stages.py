@@ -140,8 +140,13 @@ class Profiling:
 
     def _answers(self, times: StepTimes, budget_s: float) -> list[Answer]:
         """What was given, and the target's answers to the prompts, as many as there is time for."""
-        if not self._questions:
-            return in_turns(self._given, _group)
+        answers = [*self._given, *(self._collected(times, budget_s) if self._questions else ())]
+        long_enough = [answer for answer in answers if len(answer.answer) > 1]  # no round is needed for the first token
+        if not long_enough:
+            raise InvalidArgument("answers", len(answers), "answers of which at least one has two tokens")
+        return in_turns(long_enough, _group)
+
+    def _collected(self, times: StepTimes, budget_s: float) -> list[Answer]:
         sessions, token_s = seconds_per_token(times)
         corpus = Corpus(
             answers_path(self._directory, self._settings, self.models.target.info),
@@ -160,8 +165,7 @@ class Profiling:
                 lambda done, total, tokens: bar.update(task, completed=done, total=total),
             )
         found = {answer.key: answer for answer in corpus}
-        answers = [found[question.key] for question in questions]
-        return in_turns([*self._given, *(answer for answer in answers if answer.answer)], _group)
+        return [found[question.key] for question in questions]
 
     def _affordable(self, known: dict[str, Answer], token_s: float, budget_s: float) -> list[Question]:
         """The first questions that fit, those answered already for nothing; a prompt's tokens count as an answer's."""

@@ -130,6 +130,8 @@ def test_advice_for_a_bad_draft() -> None:
     # 1 session: 1.2 tokens a round, 12 / (14 + 4).
     text = lines(profile(rounds_of((4, 4, 0, 8), (4, 4, 1, 2)), draft_ms=1.0))
     assert "Serve without speculation" in text
+    # Hidden, 12 / 14.
+    assert "would not pay either: 0.86 times" in text
     assert "0.67 times" in text
     assert "(draft) 5% stand, fewer than half: distill one instead" in text
     assert "outrider distill --target big --prompts 'my prompts.jsonl' --out my-draft" in text

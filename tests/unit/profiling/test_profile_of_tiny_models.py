@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.corpus import Answer, read_answers
+from outrider.corpus import Answer, Corpus, read_answers
 from outrider.distill import collect as collecting
 from outrider.distill.collect import Question
 from outrider.distill.evaluate import matching
@@ -32,6 +32,7 @@ FLAGS = ["--max-tokens", "12", "--draft-tokens", "1..3", "--sessions", "2", "--r
 
 def run(monkeypatch: pytest.MonkeyPatch, *flags: str | Path) -> None:
     monkeypatch.setattr(sys, "argv", ["main", *map(str, flags)])
+    monkeypatch.setattr(program, "configure", lambda level: None)  # it would replace pytest's own handlers
     program.main()
 
 
@@ -195,6 +196,14 @@ def test_an_empty_prompt_file(
     path.write_text(content)
     with pytest.raises(SystemExit, match="a file with at least one prompt"):
         run(monkeypatch, "--target", tiny_model("llama"), "--prompts", path)
+
+
+def test_answers_without_a_round(tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_model("llama")
+    with Corpus(tmp_path / "a.jsonl", load_model(ModelOptions(str(target))).info.vocabulary_fingerprint) as corpus:
+        corpus.add(Answer("k", "", (5, 6, 7), (8,), 0.0, 0))
+    with pytest.raises(SystemExit, match="at least one has two tokens"):
+        run(monkeypatch, "--target", target, "--answers", tmp_path / "a.jsonl", *FLAGS)
 
 
 def test_neither_prompts_nor_answers(monkeypatch: pytest.MonkeyPatch) -> None:
