@@ -80,6 +80,54 @@ assert not {{"torch", "transformers"}} & sys.modules.keys()
     assert done.returncode == 0, done.stderr
 
 
+UNSAFE = {"pickle", "cPickle", "dill", "joblib", "marshal", "shelve", "cloudpickle"}
+UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "yaml.load", "yaml.unsafe_load", "torch.jit.load"}
+
+
+def unsafe(source: str) -> list[str]:
+    """What in a file could run code that comes in as data."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                found += [name.name for name in names if name.name.partition(".")[0] in UNSAFE]
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in UNSAFE:
+                found.append(module)
+            case ast.Call(func=func, keywords=keywords):
+                name = ast.unparse(func)
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in keywords}
+                plain_load = name == "torch.load" and given.get("weights_only") != "True"
+                pickled = given.get("allow_pickle") == "True" or given.get("shell") == "True"
+                if name in UNSAFE_CALLS or plain_load or pickled or given.get("trust_remote_code") == "True":
+                    found.append(name)
+    return found
+
+
+def test_nothing_that_comes_in_as_data_is_run() -> None:
+    """No pickle in any form, no eval, no shell; remote code only where a setting says so."""
+    found = {str(path.relative_to(ROOT)): unsafe(path.read_text(encoding="utf-8")) for path in SOURCES}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "eval(text)",
+        "numpy.load(path, allow_pickle=True)",
+        "subprocess.run(text, shell=True)",
+        "load(name, trust_remote_code=True)",
+        "yaml.load(text)",
+    ],
+)
+def test_the_check_of_unsafe_code_finds_it(code: str) -> None:
+    assert unsafe(code)
+    assert not unsafe("torch.load(path, weights_only=True); model.eval(); re.compile(text)")
+
+
 def test_no_file_is_too_long_to_hold_one_thing() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
     assert {str(path.relative_to(ROOT)): length for path, length in lengths.items() if length > MAX_LINES} == {}

@@ -31,6 +31,7 @@ CHANNEL_OPTIONS = [
 
 SERVER_OPTIONS = [
     *_SIZES,
+    ("grpc.max_concurrent_streams", 128),  # a coordinator needs two on its connection
     ("grpc.so_reuseport", 0),  # a second server on the same port is an error, not a silent share
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),

@@ -33,7 +33,7 @@ class Server:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         options: Sequence[tuple[str, int]] = (),
     ) -> None:
-        """`listen` is host:port; without `tls` the port is unencrypted. `options` come on top of SERVER_OPTIONS."""
+        """`listen` is host:port; without `tls` the port is unencrypted. `options` replace those of SERVER_OPTIONS."""
         self.role = role
         self._listen = listen
         self._tls = tls
@@ -41,7 +41,9 @@ class Server:
         self._names: list[str] = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._stopping = asyncio.Event()
         self._failure: str | None = None
-        self.grpc = grpc.aio.server(options=[*SERVER_OPTIONS, *options], interceptors=list(interceptors))
+        self.grpc = grpc.aio.server(
+            options=[*dict([*SERVER_OPTIONS, *options]).items()], interceptors=list(interceptors)
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         self.port = 0
         self.on_start: Callable[[str], None] = lambda address: None  # called once the server listens
@@ -64,6 +66,9 @@ class Server:
         await self.grpc.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         address = f"{self._listen.rsplit(':', 1)[0]}:{self.port}"
+        log.info("%s serves on %s, %s", self.role, address, self._encryption)
+        if self._tls is None and not is_loopback(address):
+            log.warning("%s is unencrypted and other machines can reach it; see tls_cert", address)
         self.on_start(address)
         return address
 
@@ -76,9 +81,6 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
-        log.info("%s serves on %s, %s", self.role, address, self._encryption)
-        if self._tls is None and not is_loopback(address):
-            log.warning("the port is unencrypted and other machines can reach it; see tls_cert")
         print(f"ready {self.role} {address}", flush=True)
         await self._stopping.wait()
         await self.stop(drain, grace_s=grace_s if self._failure is None else 0.0)
