@@ -1,0 +1,76 @@
+"""Throw hostile messages at every server and record what came of it.
+
+python -m tests.benchmarks.fuzz --inputs 100000
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.benchmarks.record import save
+from tests.cluster import running_cluster
+from tests.fuzz.fuzzer import Fuzzer, Report
+from tests.tiny_models import save_model
+
+CLUSTER: dict[str, Any] = {
+    "verifier": {"kv_tokens": 16_384},
+    "draft": {"kv_tokens": 16_384},
+    "default_max_tokens": 6,
+    "max_sessions": 32,
+    "max_waiting": 64,
+    "verify_timeout_s": 20.0,
+    "draft_timeout_s": 5.0,
+}
+
+
+def main() -> None:
+    """Run, save, and fail if anything was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=10_000, help="messages to send")
+    parser.add_argument("--check-every", type=int, default=500, help="messages between two checks of the whole state")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    logging.getLogger().setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        report = asyncio.run(fuzz(Path(folder), arguments.inputs, arguments.check_every, arguments.seed))
+    seconds = time.perf_counter() - started
+    print(save("fuzz", record(report, arguments.seed, seconds)))
+    print(f"{report.total} inputs in {seconds:.0f} s, {report.checks} checks, {len(report.findings)} findings")
+    sys.exit(bool(report.findings))
+
+
+async def fuzz(folder: Path, inputs: int, check_every: int, seed: int) -> Report:
+    """Attack a cluster of tiny models: one verifier, one draft, one coordinator."""
+    target = save_model("llama", folder / "target")
+    draft = save_model("llama", folder / "draft", layers=2)
+    async with running_cluster(target, draft, **CLUSTER) as cluster:
+        return await Fuzzer(cluster, seed).run(inputs, check_every)
+
+
+def record(report: Report, seed: int, seconds: float) -> dict[str, Any]:
+    """What is kept of a run."""
+    return {
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "inputs": report.total,
+        "inputs_by_server": dict(report.inputs),
+        "checks": report.checks,
+        "ended_with": dict(sorted(report.codes.items())),
+        "longest_event_loop_stall_s": round(report.longest_stall_s, 3),
+        "findings": report.findings,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""What runs on the device thread of a simulated replica: the real protocol, steps that sleep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.acceptance.proposal import Proposal, Source, Verdict
+from outrider.acceptance.tree import ROOT, TokenTree
+from outrider.engine.worker import Peer
+from outrider.protocol.items import (
+    Advance,
+    Close,
+    Closed,
+    DraftAhead,
+    Drafted,
+    DraftedAhead,
+    Failed,
+    FailureCode,
+    Foreseen,
+    Key,
+    Open,
+    Opened,
+    Propose,
+    Verified,
+    Verify,
+)
+from tests.benchmarks.simulated.text import Text
+
+SimulatedPeer = Peer[Any, Any]
+
+
+@dataclass(slots=True)
+class Session:
+    """A session of a simulated replica; its text is named by its seed."""
+
+    peer: SimulatedPeer
+    key: Key
+    seed: int
+    work: Verify | Propose | DraftAhead | None = None
+    steps_left: int = 0
+
+
+@dataclass(slots=True)
+class StepTime:
+    """Milliseconds of one forward pass: `base` and `per_row` for each row beyond the first."""
+
+    base: float
+    per_row: float
+
+    def sleep(self, rows: int, started: float) -> None:
+        """Wait until the pass that began at `started` (time.perf_counter seconds) is over."""
+        end = started + (self.base + self.per_row * max(rows - 1, 0)) / 1e3
+        if (left := end - time.perf_counter()) > 0:
+            time.sleep(left)
+
+
+@dataclass
+class SimulatedCore:
+    """Sessions and their steps; subclasses say how many steps a work takes and what comes of it."""
+
+    text: Text
+    step_time: StepTime
+    sessions: dict[tuple[SimulatedPeer, int], Session] = field(default_factory=dict)
+    working: dict[tuple[SimulatedPeer, int], Session] = field(default_factory=dict)
+
+    @property
+    def busy(self) -> bool:
+        """True while a session has work."""
+        return bool(self.working)
+
+    def handle(self, peer: SimulatedPeer, item: Any) -> Any:
+        """Take one item."""
+        place = (peer, item.key.session)
+        if isinstance(item, Open):
+            self.sessions[place] = Session(peer, item.key, item.seed)
+            return Opened(item.key, 0)
+        session = self.sessions.get(place)
+        if session is None or session.key.epoch != item.key.epoch:
+            return Failed(item.key, FailureCode.UNKNOWN_SESSION, "not open here")
+        session.key = item.key
+        self.working.pop(place, None)
+        if isinstance(item, Close):
+            del self.sessions[place]
+            return Closed(item.key)
+        if not isinstance(item, Advance):
+            session.work, session.steps_left = item, self.steps(item)
+            self.working[place] = session
+        return None
+
+    def step(self) -> Sequence[tuple[SimulatedPeer, Any]]:
+        """One forward pass over everything that is ready."""
+        started = time.perf_counter()
+        rows, replies = 0, []
+        for place, session in list(self.working.items()):
+            rows += self.rows(session.work)
+            session.steps_left -= 1
+            if session.steps_left == 0:
+                replies.append((session.peer, self.reply(session)))
+                del self.working[place]
+        self.step_time.sleep(rows, started)
+        return replies
+
+    def drop_peer(self, peer: SimulatedPeer) -> None:
+        """The stream ended."""
+        for sessions in (self.sessions, self.working):
+            for place in [place for place in sessions if place[0] is peer]:
+                del sessions[place]
+
+    def expire(self, now: float) -> None:
+        """Nothing has a lease here."""
+
+    def steps(self, work: Any) -> int:
+        """Forward passes that a work takes."""
+        raise NotImplementedError
+
+    def rows(self, work: Any) -> int:
+        """Rows of the work in one pass."""
+        raise NotImplementedError
+
+    def reply(self, session: Session) -> Any:
+        """What comes of it."""
+        raise NotImplementedError
+
+
+class SimulatedVerifier(SimulatedCore):
+    """One pass a round."""
+
+    def steps(self, work: Verify) -> int:
+        """See SimulatedCore."""
+        return 1
+
+    def rows(self, work: Verify) -> int:
+        """See SimulatedCore."""
+        return 1 + len(work.proposal)
+
+    def reply(self, session: Session) -> Verified:
+        """See SimulatedCore."""
+        assert isinstance(session.work, Verify)
+        base = session.key.base_length
+        depths = (0, *session.work.proposal.tree.depths())
+        return Verified(session.key, Verdict(tuple(self.text.token(session.seed, base + depth) for depth in depths)))
+
+
+class SimulatedDraft(SimulatedCore):
+    """One pass a token, and one more to look ahead."""
+
+    def steps(self, work: Propose | DraftAhead) -> int:
+        """See SimulatedCore."""
+        return work.max_tokens + isinstance(work, DraftAhead)
+
+    def rows(self, work: Propose | DraftAhead) -> int:
+        """See SimulatedCore."""
+        return sum(work.branches) if isinstance(work, DraftAhead) else 1
+
+    def reply(self, session: Session) -> Drafted | DraftedAhead:
+        """See SimulatedCore."""
+        base, work = session.key.base_length, session.work
+        if isinstance(work, Propose):
+            return Drafted(session.key, self._proposal(session.seed, base, work.max_tokens))
+        assert isinstance(work, DraftAhead)
+        depths, foreseen = (0, *work.in_flight.depths()), []
+        for node, (depth, count) in enumerate(zip(depths, work.branches, strict=True), start=ROOT):
+            taken = {work.in_flight.tokens[child] for child in work.in_flight.children(node)}
+            choices = self.text.choices(session.seed, base + depth, count + len(taken))
+            for token in [choice for choice in choices if choice not in taken][:count]:
+                after = self._proposal(session.seed, base + depth + 1, work.max_tokens)
+                foreseen.append(Foreseen(node, token, after))
+        return DraftedAhead(session.key, tuple(foreseen))
+
+    def _proposal(self, seed: int, position: int, length: int) -> Proposal:
+        tokens = [self.text.choices(seed, position + step, 1)[0] for step in range(length)]
+        return Proposal(TokenTree.chain(tokens), Source.MODEL)
