@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from outrider.errors import ConfigError, InternalError
 from outrider.rpc.channel import SERVER_OPTIONS, is_loopback
+from outrider.rpc.malformed import MalformedGuard
 from outrider.rpc.tls import ServerTls
 from outrider.telemetry.logs import get_logger
 
@@ -42,7 +43,7 @@ class Server:
         self._stopping = asyncio.Event()
         self._failure: str | None = None
         self.grpc = grpc.aio.server(
-            options=[*dict([*SERVER_OPTIONS, *options]).items()], interceptors=list(interceptors)
+            options=[*dict([*SERVER_OPTIONS, *options]).items()], interceptors=[*interceptors, MalformedGuard()]
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         self.port = 0

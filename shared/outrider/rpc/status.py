@@ -134,5 +134,8 @@ async def errors_as_status(context: grpc.aio.ServicerContext[object, object]) ->
     except Exception as error:
         if isinstance(error, grpc.aio.AbortError):
             raise
+        if context.done():
+            log.info("a peer went away during its call: %r", error)
+            return
         log.exception("unexpected error in a handler")
         await context.abort_with_status(rpc_status.to_status(to_status(error)))

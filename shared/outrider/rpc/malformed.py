@@ -1,0 +1,99 @@
+"""Bytes that are no message: the caller's fault, and on a stream the fault of one frame. gRPC itself blames the server.
+
+Without this a message that cannot be decoded ends its call with UNKNOWN and a stack trace in the log, and one such
+frame ends the stream of every session on it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from outrider.errors import InvalidArgument
+from outrider.rpc.status import errors_as_status
+from outrider.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Undecodable:
+    """What came in the place of a message."""
+
+    size: int  # bytes
+
+
+class MalformedGuard(grpc.aio.ServerInterceptor):
+    """Answers an undecodable request with INVALID_ARGUMENT; leaves an undecodable frame of a stream out."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Put a decoder that cannot fail before a method, and the check of what it gives."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        decode, encode = _lenient(handler.request_deserializer), handler.response_serializer
+        inner: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        make: Any = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }[handler.request_streaming, handler.response_streaming]
+        prepare = _readable if handler.request_streaming else _checked
+        return make(_wrap(inner, prepare), decode, encode)  # type: ignore[no-any-return]
+
+
+def _lenient(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def attempt(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except DecodeError:
+            return _Undecodable(len(data))
+
+    return attempt
+
+
+def _wrap(inner: Callable[[Any, Any], Any], prepare: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """`inner`, called with the prepared request; gRPC wants generators and coroutines told apart."""
+    if inspect.isasyncgenfunction(inner):
+
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            async with errors_as_status(context):
+                prepared = prepare(request)
+            async for response in inner(prepared, context):
+                yield response
+
+        return stream
+
+    async def call(request: Any, context: Any) -> Any:
+        async with errors_as_status(context):
+            prepared = prepare(request)
+        return await inner(prepared, context)
+
+    return call
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, _Undecodable):
+        raise InvalidArgument("request", f"{request.size} bytes", "a message of the method's type")
+    return request
+
+
+async def _readable(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        if isinstance(request, _Undecodable):
+            log.warning("a frame of %d bytes that is no message was ignored", request.size)
+        else:
+            yield request
