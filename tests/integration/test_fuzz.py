@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -15,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import InvalidArgument, OutriderError
-from outrider.rpc import codec
+from outrider.rpc import codec, replica_server
 from outrider.rpc.channel import open_channel
-from outrider.v1 import draft_pb2, generation_pb2, model_pb2, replica_pb2, verifier_pb2
+from outrider.v1 import draft_pb2, generation_pb2, model_pb2, replica_pb2, verifier_pb2, verifier_pb2_grpc
 from tests.cluster import Cluster, running_cluster
 from tests.conftest import TinyModel
 from tests.fuzz.fuzzer import Fuzzer
@@ -98,6 +99,63 @@ async def test_case_27_a_frame_that_is_no_message_does_not_end_the_stream(cluste
         (reply,) = (await call.read()).replies.replies
         assert reply.HasField("opened")
         call.cancel()
+
+
+async def greeted(cluster: Cluster, channel: grpc.aio.Channel) -> Any:
+    """A stream to the verifier after its handshake."""
+    model = cluster.coordinator.replicas.known_target.model
+    call = verifier_pb2_grpc.VerifierServiceStub(channel).Verify(timeout=20)
+    hello = replica_pb2.Hello(
+        protocol_version=1, vocabulary_fingerprint=model.vocabulary_fingerprint, vocabulary_size=512
+    )
+    await call.write(verifier_pb2.VerifyRequest(hello=hello))
+    assert (await call.read()).HasField("welcome")
+    return call
+
+
+async def to_the_end(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+def frame_of(*items: verifier_pb2.VerifierItem) -> verifier_pb2.VerifyRequest:
+    return verifier_pb2.VerifyRequest(items=verifier_pb2.VerifierItems(items=items))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_items_beyond_a_frames_limit_are_answered_too(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_server, "MAX_ITEMS_PER_FRAME", 2)
+    async with open_channel(f"127.0.0.1:{cluster.verifiers[0].server.port}") as channel:
+        call = await greeted(cluster, channel)
+        items = [verifier_pb2.VerifierItem(session=number, epoch=1, base_length=1) for number in range(4)]
+        await call.write(frame_of(*items))
+        replies = (await call.read()).replies.replies
+        call.cancel()
+    assert {reply.session: "at most 2" in reply.error.message for reply in replies} == {
+        0: False,
+        1: False,
+        2: True,
+        3: True,
+    }
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_peer_that_never_reads_loses_its_stream_alone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(replica_server, "MAX_UNREAD_REPLIES", 2000)
+    items = [verifier_pb2.VerifierItem(session=number, epoch=1, base_length=1) for number in range(5000)]
+    async with open_channel(f"127.0.0.1:{cluster.verifiers[0].server.port}") as channel:
+        call = await greeted(cluster, channel)
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            for _ in range(50):
+                await call.write(frame_of(*items))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await to_the_end(call)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "replies are unread" in str(caught.value.details())
+    assert (await cluster.generate([1, 2, 3], max_tokens=3, ignore_eos=True)).usage.completion_tokens == 3
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 @pytest.mark.asyncio(loop_scope="module")

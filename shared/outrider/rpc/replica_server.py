@@ -27,6 +27,9 @@ ItemIn = TypeVar("ItemIn", contravariant=True)
 
 MAX_ITEMS_PER_FRAME = 65_536
 
+MAX_UNREAD_REPLIES = 262_144
+"""A peer that leaves more replies unread than this loses its stream: they would fill the memory."""
+
 
 class Connection(Protocol[ItemIn]):
     """One stream's place on the device thread."""
@@ -94,6 +97,7 @@ class ReplicaStreams(Generic[Item, Reply]):
             async with asyncio.TaskGroup() as tasks:  # either half's failure ends the stream
                 writer = tasks.create_task(self._write_replies(outbox, context), name=f"replies to {name}")
                 async for request in requests:
+                    outbox.check_read()
                     self._take_frame(request, connection, outbox)
                 writer.cancel()
         finally:
@@ -105,8 +109,10 @@ class ReplicaStreams(Generic[Item, Reply]):
         if request.WhichOneof("body") != "items":
             log.warning("a frame without items was ignored")
             return
-        for wire in request.items.items[:MAX_ITEMS_PER_FRAME]:
+        for index, wire in enumerate(request.items.items):
             try:
+                if index >= MAX_ITEMS_PER_FRAME:
+                    raise InvalidArgument("items", len(request.items.items), f"at most {MAX_ITEMS_PER_FRAME}")
                 connection.post(self._codec.item_from_proto(wire))
             except InvalidArgument as error:
                 outbox.put(Failed(convert.key_of(wire), FailureCode.INVALID_ARGUMENT, str(error)))
@@ -168,7 +174,7 @@ class ReplicaStreams(Generic[Item, Reply]):
 class _Outbox(Generic[Reply]):
     """Replies on their way from the device thread to one stream; whatever is ready leaves in one frame.
 
-    Bounded by the peer itself: each of its items causes at most one reply.
+    Each item of the peer causes at most one reply; a peer that sends on without reading them is cut off.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -190,6 +196,11 @@ class _Outbox(Generic[Reply]):
     def _extend(self, replies: Sequence[Reply | Failed]) -> None:
         self._replies.extend(replies)
         self._filled.set()
+
+    def check_read(self) -> None:
+        """Raise ResourceExhausted if the peer leaves too many replies unread."""
+        if len(self._replies) > MAX_UNREAD_REPLIES:
+            raise ResourceExhausted(f"{len(self._replies)} replies are unread, more than {MAX_UNREAD_REPLIES}")
 
     async def take(self) -> list[Any]:
         """All replies that wait; at least one."""

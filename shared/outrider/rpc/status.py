@@ -127,15 +127,22 @@ async def errors_as_status(context: grpc.aio.ServicerContext[object, object]) ->
     """Wrap a handler's body: what it raises ends the call with the matching status; unexpected errors are logged."""
     try:
         yield
-    except errors.OutriderError as error:
+    except grpc.aio.AbortError:
+        raise
+    except Exception as raised:
+        error = _only_cause(raised)
         if isinstance(error, errors.InternalError):
             log.exception("internal error")
+        elif not isinstance(error, errors.OutriderError):
+            if context.done():
+                log.info("a peer went away during its call: %r", error)
+                return
+            log.exception("unexpected error in a handler")
         await context.abort_with_status(rpc_status.to_status(to_status(error)))
-    except Exception as error:
-        if isinstance(error, grpc.aio.AbortError):
-            raise
-        if context.done():
-            log.info("a peer went away during its call: %r", error)
-            return
-        log.exception("unexpected error in a handler")
-        await context.abort_with_status(rpc_status.to_status(to_status(error)))
+
+
+def _only_cause(error: BaseException) -> BaseException:
+    """What a task group wraps, where that is one error."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
