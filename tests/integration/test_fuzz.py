@@ -143,8 +143,8 @@ async def test_items_beyond_a_frames_limit_are_answered_too(cluster: Cluster, mo
 async def test_a_peer_that_never_reads_loses_its_stream_alone(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(replica_server, "MAX_UNREAD_REPLIES", 2000)
-    items = [verifier_pb2.VerifierItem(session=number, epoch=1, base_length=1) for number in range(5000)]
+    monkeypatch.setattr(replica_server, "MAX_UNREAD_REPLIES", 500)
+    items = [verifier_pb2.VerifierItem(session=number, epoch=1, base_length=1) for number in range(1000)]
     async with open_channel(f"127.0.0.1:{cluster.verifiers[0].server.port}") as channel:
         call = await greeted(cluster, channel)
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
