@@ -6,19 +6,21 @@ from collections.abc import AsyncIterator
 
 from outrider_coordinator.session import Delta, Session
 from outrider_coordinator.speculator import Speculator
-from outrider_coordinator.stopwatch import Stopwatch
+from outrider_coordinator.stopwatch import RoundClock
 from outrider_coordinator.target import TargetBinding
 
 
 async def generate(session: Session, target: TargetBinding, speculator: Speculator) -> AsyncIterator[Delta]:
     """Run rounds until the generation ends; yield what each adds to the answer."""
+    clock = RoundClock()
     while session.finish is None:
-        watch = Stopwatch()
-        proposal = await speculator.propose(session.committed, session.draft_budget)
-        propose_ms = watch.lap_ms()
+        promised = target.promised(session.committed)
+        proposal = await speculator.propose(session.committed, session.draft_budget, promised)
+        clock.proposed()
         speculator.look_ahead(session.committed, proposal, session.draft_budget)
-        verdict = await target.verify(session.committed, proposal)
-        verify_ms = watch.lap_ms()
+        verdict = await target.verify(session.committed, proposal, plainly=speculator.goes_on_plainly(proposal))
+        clock.verified(began_by_itself=promised is not None)
         delta = session.commit(proposal, verdict)
-        speculator.learn(proposal, delta, propose_ms=propose_ms, verify_ms=verify_ms)
+        speculator.learn(proposal, delta, propose_ms=clock.propose_ms, verify_ms=clock.verify_ms)
         yield delta
+        clock.emitted()

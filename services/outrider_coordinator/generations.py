@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from outrider.acceptance.stopping import FinishReason
 from outrider.errors import InvalidArgument
 from outrider.telemetry import metrics
 from outrider_coordinator.admission import Admission
+from outrider_coordinator.buffer import Buffer
 from outrider_coordinator.drafters import Drafter, NgramDrafter
 from outrider_coordinator.generate import generate
 from outrider_coordinator.look_ahead import LookAhead
@@ -32,9 +33,13 @@ COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
 """Ends of answers that are worth recording."""
 
 
+MAX_AHEAD = 64
+"""Rounds whose deltas wait for a slow client before the generation waits too."""
+
+
 @dataclass(slots=True)
 class _Running:
-    """A generation in progress: the task that runs it, and whether Abort was called."""
+    """A generation in progress: the task that waits for a place or runs its rounds, and whether Abort was called."""
 
     task: asyncio.Task[object]
     aborted: bool = False
@@ -87,7 +92,7 @@ class Generations:
             failover_s=self._settings.failover_s,
             epochs=self._epochs,
         )
-        return Generation(session, target, self._speculator(session))
+        return Generation(session, target, self._speculator(session, target))
 
     async def run(self, generation: Generation) -> AsyncIterator[Delta]:
         """Run a generation to its end, or until `abort`; its replicas are free afterwards, whatever happens."""
@@ -95,16 +100,10 @@ class Generations:
         name = (session.request.tenant, session.request.request_id)
         entry = self._enter(name)
         try:
-            async with self.admission.place():
-                session.clock.admitted = time.monotonic()
-                async with aclosing(generation.deltas()) as deltas:  # type: ignore[type-var]
-                    async for delta in deltas:
-                        yield delta
-        except asyncio.CancelledError:
-            if not entry.aborted:
-                raise
-            entry.task.uncancel()
-            if session.finish is None:
+            async with aclosing(self._rounds(generation, entry)) as deltas:
+                async for delta in deltas:
+                    yield delta
+            if entry.aborted and session.finish is None:
                 yield session.abort()
         finally:
             del self._running[name]
@@ -112,6 +111,22 @@ class Generations:
             _record(session)
             if self.recorder is not None and session.finish is not None and session.finish.reason in COMPLETE:
                 self.recorder.add(session)
+
+    async def _rounds(self, generation: Generation, entry: _Running) -> AsyncGenerator[Delta]:
+        """The deltas of an admitted generation; `abort` ends them early, without an error."""
+        waiting = entry.task
+        try:
+            async with self.admission.place():
+                generation.session.clock.admitted = time.monotonic()
+                async with aclosing(Buffer(generation.deltas(), MAX_AHEAD)) as deltas:
+                    # From here on it is the rounds that abort ends: what they committed still reaches the client.
+                    entry.task = deltas.task
+                    async for delta in deltas:
+                        yield delta
+        except asyncio.CancelledError:
+            if not entry.aborted or entry.task is not waiting:
+                raise  # the client is gone
+            waiting.uncancel()
 
     def abort(self, request_id: str, tenant: str = "") -> bool:
         """End a tenant's generation; False if none of that id runs."""
@@ -130,7 +145,7 @@ class Generations:
         self._running[name] = entry = _Running(task)
         return entry
 
-    def _speculator(self, session: Session) -> Speculator:
+    def _speculator(self, session: Session, target: TargetBinding) -> Speculator:
         settings, wanted = self._settings, session.request.speculation
         policy = Policy(wanted.fixed_length, settings.fallback_window, settings.fallback_acceptance)
         kinds = {wanted.drafter} if wanted.drafter is not DrafterKind.AUTO else {DrafterKind.NGRAM, DrafterKind.MODEL}
@@ -149,7 +164,7 @@ class Generations:
                 allowance=self._look_ahead_tokens(wanted.max_draft_tokens),
             )
             mode, branches = settings.look_ahead, settings.look_ahead_branches
-            look_ahead = LookAhead(session, model, control, self.costs, mode=mode, branches=branches)
+            look_ahead = LookAhead(session, model, target, control, self.costs, mode=mode, branches=branches)
         lacking = wanted.drafter is DrafterKind.MODEL and not drafters
         reason = "this coordinator has no draft replicas" if lacking else ""
         return Speculator(session, control, drafters, look_ahead=look_ahead, reason=reason)

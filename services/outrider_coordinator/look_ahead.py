@@ -10,13 +10,14 @@ from outrider.acceptance.control import DraftControl
 from outrider.acceptance.costs import RoundCosts
 from outrider.acceptance.fan_out import BONUS_PRIOR, RECOVERED_PRIOR, RankEstimate, fan_out
 from outrider.acceptance.outcomes import OutcomeCache
-from outrider.acceptance.proposal import Proposal
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal
 from outrider.acceptance.tree import TokenTree
-from outrider.protocol.items import DraftedAhead
+from outrider.protocol.items import DraftedAhead, Foreseen
 from outrider.telemetry import metrics
 from outrider_coordinator.model_drafter import ModelDrafter
 from outrider_coordinator.request import LookAheadMode
 from outrider_coordinator.session import Session
+from outrider_coordinator.target import TargetBinding
 
 
 class LookAhead:
@@ -26,6 +27,7 @@ class LookAhead:
         self,
         session: Session,
         drafter: ModelDrafter,
+        target: TargetBinding,
         control: DraftControl,
         costs: RoundCosts,
         *,
@@ -35,6 +37,7 @@ class LookAhead:
         """`branches`: most outcomes to foresee in a round."""
         self._session = session
         self._drafter = drafter
+        self._target = target
         self._control = control
         self._costs = costs
         self._mode = mode
@@ -93,7 +96,25 @@ class LookAhead:
         drafted = sum(len(each.proposal) for each in reply.foreseen)
         self._session.counts.drafted_ahead += drafted
         metrics.drafted_ahead.add(drafted)
+        if self._control.leads:
+            self._target.follow_up(
+                base, in_flight, self._still_open(in_flight, reply.foreseen), plainly=self._goes_plain(in_flight)
+            )
         return OutcomeCache(base, in_flight, ((f.node, f.next_token, f.proposal) for f in reply.foreseen))
+
+    def _still_open(self, in_flight: TokenTree, foreseen: Sequence[Foreseen]) -> list[Foreseen]:
+        """The outcomes that do not end the answer, with proposals no longer than what remains of it."""
+        kept = []
+        for each in foreseen:
+            budget = self._session.draft_budget_after(len(in_flight.path(each.node)) + 1)
+            if budget is not None:
+                proposal = each.proposal.clipped(budget) if budget else NO_PROPOSAL
+                kept.append(Foreseen(each.node, each.next_token, proposal))
+        return kept
+
+    def _goes_plain(self, in_flight: TokenTree) -> bool:
+        ends = self._session.draft_budget_after(len(in_flight) + 1) is None
+        return not ends and self._control.misses_go_plain
 
     def _drop(self) -> None:
         if self._pending is not None:

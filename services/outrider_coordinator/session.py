@@ -108,7 +108,12 @@ class Session:
     @property
     def draft_budget(self) -> int:
         """Most tokens worth proposing now: a round emits one more than it accepts."""
-        return max(0, min(self.request.speculation.max_draft_tokens, self._stopper.remaining - 1))
+        return self.draft_budget_after(0) or 0
+
+    def draft_budget_after(self, count: int) -> int | None:
+        """The same once the round in flight has committed `count` tokens; None if that ends the answer."""
+        remaining = self._stopper.remaining - count
+        return min(self.request.speculation.max_draft_tokens, remaining - 1) if remaining > 0 else None
 
     def commit(self, proposal: Proposal, verdict: Verdict) -> Delta:
         """Decide the round, take in the tokens that stand, and say what the client gets of them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from outrider.acceptance.choice import Choice
 from outrider.acceptance.control import DraftControl, Round
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
 from outrider.telemetry import metrics
@@ -42,12 +43,19 @@ class Speculator:
         reasons = (self._reason, self._control.fallback_reason, *(d.fallback_reason for d in self._drafters.values()))
         return next(filter(None, reasons), "")
 
-    async def propose(self, committed: Sequence[int], max_tokens: int) -> Proposal:
-        """A proposal of at most `max_tokens` tokens, or `NO_PROPOSAL` where none is expected to pay."""
+    async def propose(self, committed: Sequence[int], max_tokens: int, promised: Proposal | None = None) -> Proposal:
+        """A proposal of at most `max_tokens` tokens, or `NO_PROPOSAL` where none is expected to pay.
+
+        `promised`: what the verifier checks already.
+        """
         ahead, self._foreseen = await self._look_ahead.take(committed) if self._look_ahead else (None, None)
         levels = {}
         if max_tokens:
             levels = {source: level for source, each in self._drafters.items() if (level := each.level(committed))}
+        if promised is not None:
+            self._up_to_date = False
+            self._control.went_on(levels, Choice(promised.source, len(promised)))
+            return promised
         choice = self._control.decide(levels, max_tokens, len(ahead) if ahead else 0)
         if not choice.length:
             return NO_PROPOSAL
@@ -62,6 +70,11 @@ class Speculator:
         """Let the draft work on, while `proposal`, after `committed`, is verified."""
         if self._look_ahead is not None:
             self._look_ahead.begin(committed, proposal.tree, max_tokens)
+
+    def goes_on_plainly(self, proposal: Proposal) -> bool:
+        """Whether a plain round follows this one, whatever comes of it, and something remains to be said then."""
+        more = self._session.draft_budget_after(len(proposal) + 1) is not None
+        return more and not (self._drafters and self._control.may_propose)
 
     def learn(self, proposal: Proposal, delta: Delta, *, propose_ms: float, verify_ms: float) -> None:
         """Take in how a round went, and how long its two parts took in milliseconds."""

@@ -5,13 +5,29 @@ from __future__ import annotations
 import time
 
 
-class Stopwatch:
-    """Runs from its creation."""
+class RoundClock:
+    """Told of each part's end; knows in milliseconds how long the last one took."""
 
     def __init__(self) -> None:
-        self._last = time.perf_counter()
+        self.propose_ms = 0.0
+        self.verify_ms = 0.0
+        self._last = self._verdict = time.perf_counter()
 
-    def lap_ms(self) -> float:
-        """Milliseconds since the last lap, or since the start."""
+    def proposed(self) -> None:
+        """The proposal is there."""
+        self.propose_ms = self._lap()
+
+    def verified(self, *, began_by_itself: bool) -> None:
+        """The verdict is there. A round that the verifier began by itself has run since the verdict before."""
+        self.verify_ms = self._lap()
+        if began_by_itself:
+            self.verify_ms = (self._last - self._verdict) * 1e3
+        self._verdict = self._last
+
+    def emitted(self) -> None:
+        """The client has what was committed: the next round begins."""
+        self._lap()
+
+    def _lap(self) -> float:
         last, self._last = self._last, time.perf_counter()
         return (self._last - last) * 1e3

@@ -6,10 +6,12 @@ import itertools
 from collections.abc import Sequence
 
 from outrider.acceptance.proposal import Proposal, Verdict
+from outrider.acceptance.tree import TokenTree
 from outrider.errors import DeadlineExceeded, InternalError, OutriderError, ResourceExhausted, Unavailable
 from outrider.protocol.items import (
     Close,
     FailureCode,
+    Foreseen,
     Key,
     Open,
     Opened,
@@ -20,6 +22,7 @@ from outrider.protocol.items import (
 )
 from outrider.rpc.replica_link import ItemError, ReplicaLink
 from outrider.telemetry.logs import get_logger
+from outrider_coordinator.orders import Orders
 from outrider_coordinator.replicas import Replicas
 from outrider_coordinator.session import Session
 
@@ -53,16 +56,18 @@ class TargetBinding:
         self._epoch = 0
         self._known = 0  # committed tokens the replica has been told of
         self._lost: set[str] = set()  # replicas that failed this session since its last round
+        self._in_flight = 0  # base length of the round on its way; 0: there is none
+        self._orders: Orders | None = None
 
-    async def verify(self, committed: Sequence[int], proposal: Proposal) -> Verdict:
-        """The target's word on a proposal after `committed`.
+    async def verify(self, committed: Sequence[int], proposal: Proposal, *, plainly: bool = False) -> Verdict:
+        """The target's word on a proposal after `committed`; `plainly`: a plain round follows, whatever comes of it.
 
         Raises Unavailable when no verifier could be had in time, ResourceExhausted when none has room.
         """
         for _ in range(MAX_REOPENINGS):
             try:
                 link = self._link or await self._open(committed)
-                return await self._round(link, committed, proposal)
+                return await self._round(link, committed, proposal, plainly)
             except (Unavailable, DeadlineExceeded) as error:
                 await self._lose(error)
             except ItemError as error:
@@ -71,17 +76,44 @@ class TargetBinding:
                 await self._lose(error)
         raise Unavailable(f"the session was lost {MAX_REOPENINGS} times in a row")
 
+    def follow_up(
+        self, base: int, in_flight: TokenTree, foreseen: Sequence[Foreseen] = (), *, plainly: bool = False
+    ) -> None:
+        """Let the verifier begin by itself what comes after the round of `in_flight`, if that is still on its way."""
+        if self._orders is not None and self._in_flight == base and not self._orders.given(base):
+            bytes_sent = self._orders.give(base, in_flight, foreseen, plainly=plainly)
+            self._session.counts.wire_bytes += bytes_sent
+
+    def promised(self, committed: Sequence[int]) -> Proposal | None:
+        """The proposal that the verifier checks after `committed` already; None: it waits to be told."""
+        return self._orders.promised(committed) if self._orders else None
+
     async def close(self) -> None:
         """Free the session's state, wherever it is."""
+        if self._orders is not None:
+            self._orders.end()
+            self._orders = None
         if self._link is not None:
             link, self._link = self._link, None
             self._session.counts.wire_bytes += link.tell(Close(self._key(self._known)))
             await self._replicas.release_verifier(self._session.number, link)
 
-    async def _round(self, link: VerifierLink, committed: Sequence[int], proposal: Proposal) -> Verdict:
+    async def _round(self, link: VerifierLink, committed: Sequence[int], proposal: Proposal, plainly: bool) -> Verdict:
+        assert self._orders is not None
         known, base = self._known, len(committed)
-        item = Verify(self._key(base), known, tuple(committed[known:]), proposal)
-        exchange = await link.call(item, self._timeout_s)
+        key = self._key(base)
+        if self._orders.promised(committed) is not None:
+            self._orders.end(kept=key)
+        else:
+            self._orders.end()
+            link.send(Verify(key, known, tuple(committed[known:]), proposal))
+        self._in_flight = base
+        if plainly:
+            self.follow_up(base, proposal.tree, plainly=True)
+        try:
+            exchange = await link.receive(key, self._timeout_s)
+        finally:
+            self._in_flight = 0
         self._session.counts.wire_bytes += exchange.wire_bytes
         if not isinstance(exchange.reply, Verified):
             raise InternalError(f"{link.address} answered a round with {type(exchange.reply).__name__}")
@@ -94,6 +126,7 @@ class TargetBinding:
         number = self._session.number
         link = await self._replicas.place_verifier(number, request.max_length, self._failover_s, avoid=self._lost)
         self._link, self._epoch, self._known = link, next(self._epochs), len(committed)
+        self._orders = Orders(link, self._key)
         item = Open(
             key=self._key(len(committed)),
             tokens=tuple(committed),

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from outrider.acceptance.outcomes import OutcomeCache
 from outrider.acceptance.proposal import Proposal, Source
 from outrider.acceptance.tree import TokenTree
 from outrider.client import Completion
+from outrider.engine.foresight import Branch
+from outrider.protocol.items import Foreseen
 from outrider_coordinator.look_ahead import LookAhead
 from tests.cluster import Cluster, running_cluster
 from tests.conftest import TinyModel
@@ -108,19 +109,14 @@ async def test_a_draft_that_is_lost_while_it_looks_ahead(
         assert any(answer.speculation.fallback_reason for answer in found)
 
 
-async def test_proposals_of_another_outcome_would_be_noticed(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The checks above can fail: a cache that answers for any outcome costs acceptance (but never the answer)."""
+async def test_wrong_proposals_would_be_noticed(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks above can fail: what does not belong to its outcome costs acceptance (but never the answer)."""
     target = tiny_model("llama")
 
-    def anything(self: OutcomeCache, committed: Sequence[int]) -> Any:
-        lookup = original(self, committed)
-        wrong = Proposal(TokenTree.chain([9, 9, 9, 9]), Source.MODEL)
-        return None if lookup is None else type(lookup)(wrong, lookup.rank, lookup.bonus)
+    def wrong(self: Branch) -> Foreseen:
+        return Foreseen(self.node, self.next_token, Proposal(TokenTree.chain([9, 9, 9, 9]), Source.MODEL))
 
-    original = OutcomeCache.find
-    monkeypatch.setattr(OutcomeCache, "find", anything)
+    monkeypatch.setattr(Branch, "foreseen", property(wrong))
     async with running_cluster(target, target, look_ahead="on") as cluster:
         expected = [a.token_ids for a in await answers(cluster, prompts_of(target), temperature=0.8, drafter="none")]
         found = await answers(cluster, prompts_of(target), temperature=0.8)

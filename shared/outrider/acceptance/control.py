@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from outrider.acceptance.choice import PLAIN, STAY_MARGIN, Choice, can_pay, choose, expected_accepted, rate
+from outrider.acceptance.choice import NO_WINDOW, PLAIN, STAY_MARGIN, Choice, can_pay, choose, expected_accepted, rate
 from outrider.acceptance.costs import CostTable, RoundCosts
 from outrider.acceptance.estimate import MODEL_PRIOR, NGRAM_PRIOR, AcceptanceEstimate
 from outrider.acceptance.probes import RETURN, Probes
@@ -51,6 +51,7 @@ class DraftControl:
         self._estimates = {source: AcceptanceEstimate(prior) for source, prior in PRIORS.items()}
         self._probes = {source: Probes() for source in PRIORS}
         self._fallen = False
+        self._sources: set[Source] = set()  # that ever could propose
         self._levels: Mapping[Source, int] = {}  # of the round in progress
         self._choice = PLAIN  # of the round in progress
         self._previous: Choice | None = None  # what the costs last decided
@@ -62,8 +63,33 @@ class DraftControl:
         `at_hand`: so many tokens of the model were drafted ahead and cost nothing any more; 0: none were.
         """
         self._levels = levels
+        self._sources.update(levels)
         self._choice = self._decide(longest, min(at_hand, longest)) if levels and longest > 0 else PLAIN
         return self._choice
+
+    def went_on(self, levels: Mapping[Source, int], choice: Choice) -> None:
+        """The choice of this round had been made before: the verifier was told."""
+        self._levels = {Source.MODEL: 1, **levels}
+        self._choice = choice
+
+    @property
+    def may_propose(self) -> bool:
+        """False while the request has fallen back and no probe can be due in the next round."""
+        return not self._fallen or any(not self._probes[source].resting for source in self._sources)
+
+    @property
+    def leads(self) -> bool:
+        """Whether the model is what this request's next rounds would take: n-grams are not better for it now."""
+        return self._choice.source is not Source.NGRAM
+
+    @property
+    def misses_go_plain(self) -> bool:
+        """Whether a plain round is better than to wait for a fresh guess, where the outcome was not foreseen."""
+        if not (self._costs.known(Source.NONE) and self._costs.known(Source.MODEL)) or self._policy.fixed_length:
+            return False
+        costs = self._costs.table(len(MODEL_PRIOR))
+        chances = {Source.MODEL: self._estimates[Source.MODEL].chances(1, len(MODEL_PRIOR))}
+        return choose(costs, chances, NO_WINDOW) == PLAIN
 
     def look_ahead(self, longest: int) -> int:
         """How many tokens to draft ahead for each likely outcome of the round just decided; 0: none pay.

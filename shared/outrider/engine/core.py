@@ -21,6 +21,7 @@ from outrider.protocol.items import (
     DraftAhead,
     Failed,
     FailureCode,
+    FollowUp,
     Open,
     Opened,
     Propose,
@@ -53,6 +54,10 @@ class ReplicaCore(ABC, Generic[Work]):
     @abstractmethod
     def start_round(self, session: Session[Work], item: Verify | Propose | DraftAhead) -> Reply | None:
         """Begin the round an item asks for, by setting `session.work`; or reply at once. Raise on a bad item."""
+
+    def follow_up(self, session: Session[Work], item: FollowUp) -> Reply | None:
+        """Take in what to do after a round. Raises InvalidArgument where rounds are not followed up."""
+        raise InvalidArgument("event", "follow_up", "an item for a verifier")
 
     @abstractmethod
     def demand(self, session: Session[Work]) -> Demand:
@@ -149,6 +154,8 @@ class ReplicaCore(ABC, Generic[Work]):
                 session.work = None  # a round in progress was for the old history
                 self.sessions.advance(session, item)
                 return None
+            case FollowUp():
+                return self.follow_up(self.sessions.find(peer, item.key), item)
             case _:
                 session = self.sessions.find(peer, item.key)
                 session.work = None  # the newest round wins

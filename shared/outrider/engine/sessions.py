@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from outrider.acceptance.proposal import Proposal, Verdict
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import KvSequence
 from outrider.engine.worker import Peer
@@ -21,6 +22,7 @@ from outrider.protocol.items import (
     DraftedAhead,
     Failed,
     FailureCode,
+    FollowUp,
     Key,
     Open,
     Opened,
@@ -33,7 +35,7 @@ from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-Request = Open | Advance | Verify | Propose | DraftAhead | Close
+Request = Open | Advance | Verify | FollowUp | Propose | DraftAhead | Close
 Reply = Opened | Closed | Verified | Drafted | DraftedAhead | Failed
 ReplicaPeer = Peer[Request, Reply]
 Work = TypeVar("Work")
@@ -60,6 +62,8 @@ class Session(Generic[Work]):
     last_used: float  # time.monotonic seconds
     work: Work | None = None  # the round in progress
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
+    judged: tuple[Proposal, Verdict] | None = None  # the round that ended last, while `history` is still its base
+    follow_up: FollowUp | None = None  # what to do when the round in progress has ended
 
     @property
     def key(self) -> Key:
@@ -141,6 +145,7 @@ class SessionTable(Generic[Work]):
             raise ItemRefused(
                 FailureCode.CONTEXT_LENGTH, f"{base} tokens are more than max_length, {session.sequence.max_length}"
             )
+        session.judged = session.follow_up = None
         session.sampling.advance(item.keep, item.append)
         del session.history[item.keep :]
         session.history.extend(item.append)

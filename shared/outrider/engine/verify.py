@@ -8,12 +8,15 @@ from dataclasses import replace
 
 import torch
 
+from outrider.acceptance.accept import accept
+from outrider.acceptance.proposal import NO_PROPOSAL
+from outrider.acceptance.tree import ROOT
 from outrider.engine.batch import Feed
 from outrider.engine.core import ReplicaCore
 from outrider.engine.schedule import Demand
-from outrider.engine.sessions import ReplicaPeer, Reply, Session
+from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply, Session
 from outrider.errors import InvalidArgument
-from outrider.protocol.items import DraftAhead, Propose, Verified, Verify
+from outrider.protocol.items import DraftAhead, FailureCode, FollowUp, Key, Propose, Verified, Verify
 from outrider.sampling.verify import VerifyRows, verify_rows
 
 
@@ -49,6 +52,39 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         microseconds = int((time.perf_counter() - started) * 1e6)
         replies: list[tuple[ReplicaPeer, Reply]] = []
         for session, verdict in zip(sessions, verdicts, strict=True):
+            assert session.work is not None
+            session.judged = session.work.proposal, verdict
             session.work = None
             replies.append((session.peer, Verified(session.key, replace(verdict, step_microseconds=microseconds))))
+            if reply := self._follow(session):
+                replies.append((session.peer, reply))
         return replies
+
+    def follow_up(self, session: Session[VerifyRows], item: FollowUp) -> Reply | None:
+        """See ReplicaCore. It may come while the round runs or after it has ended."""
+        if item.key.base_length != len(session.history):
+            raise ItemRefused(
+                FailureCode.BASE_LENGTH,
+                f"the follow-up is of {item.key.base_length} tokens, not of {len(session.history)}",
+            )
+        session.follow_up = item
+        return self._follow(session)
+
+    def _follow(self, session: Session[VerifyRows]) -> Reply | None:
+        """Begin the next round if the last one has ended and a follow-up covers its outcome."""
+        order, judged = session.follow_up, session.judged
+        if order is None or judged is None:
+            return None
+        proposal, base = judged[0], len(session.history)
+        outcome = accept(session.sampling.rule, *judged, seed=session.sampling.seed, base_length=base)
+        tokens = outcome.tokens(proposal.tree)
+        if not session.stop_token_ids.isdisjoint(tokens):
+            return None  # the answer ends here
+        ended = (outcome.accepted[-1] if outcome.accepted else ROOT, outcome.next_token)
+        following = next((f.proposal for f in order.foreseen if (f.node, f.next_token) == ended), None)
+        if following is None:
+            if not order.plainly:
+                return None
+            following = NO_PROPOSAL
+        key = Key(session.number, session.epoch, base + len(tokens))
+        return self.handle(session.peer, Verify(key, base, tokens, following))

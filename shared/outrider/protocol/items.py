@@ -60,6 +60,28 @@ class Verify:
 
 
 @dataclass(frozen=True, slots=True)
+class Foreseen:
+    """The proposal for one outcome: the accepted path ends with `node` (`ROOT`: it is empty), `next_token` follows."""
+
+    node: int
+    next_token: int
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class FollowUp:
+    """What the verifier begins by itself once the round of `key` has ended; the coordinator decides the same.
+
+    A foreseen outcome is followed by a round with its proposal, another one by a plain round if `plainly`, else by
+    nothing. The round begun so answers with its own base length.
+    """
+
+    key: Key
+    foreseen: tuple[Foreseen, ...]
+    plainly: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Propose:
     """Advance, then draft up to `max_tokens` tokens."""
 
@@ -73,7 +95,7 @@ class Propose:
 class DraftAhead:
     """Advance, then draft up to `max_tokens` tokens for the likely outcomes of the round in flight.
 
-    `branches[n + 1]`: how many next tokens to foresee where the accepted path ends with node n; `[0]`: where none stands.
+    `branches[n + 1]`: how many next tokens to foresee where the accepted path ends with node n; `[0]`: where none does.
     """
 
     key: Key
@@ -116,15 +138,6 @@ class Drafted:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
-    """The proposal for one outcome: the accepted path ends with `node` (`ROOT`: it is empty), `next_token` follows."""
-
-    node: int
-    next_token: int
-    proposal: Proposal
-
-
-@dataclass(frozen=True, slots=True)
 class DraftedAhead:
     """Proposals drafted ahead, the likeliest next token of each node first."""
 
@@ -160,7 +173,7 @@ class Failed:
     message: str
 
 
-VerifierRequest = Open | Verify | Advance | Close
+VerifierRequest = Open | Verify | FollowUp | Advance | Close
 VerifierReply = Opened | Verified | Closed | Failed
 DraftRequest = Open | Propose | DraftAhead | Advance | Close
 DraftReply = Opened | Drafted | DraftedAhead | Closed | Failed

@@ -48,6 +48,10 @@ def verifier_item_to_proto(item: items.VerifierRequest) -> verifier_pb2.Verifier
         wire.verify.CopyFrom(
             verifier_pb2.Verify(advance=_advance_to_proto(item), proposal=proposal_to_proto(item.proposal))
         )
+    elif isinstance(item, items.FollowUp):
+        wire.follow_up.CopyFrom(
+            verifier_pb2.FollowUp(foreseen=map(_foreseen_to_proto, item.foreseen), plainly=item.plainly)
+        )
     else:
         _common_to_proto(item, wire)
     return wire
@@ -75,11 +79,16 @@ def draft_item_to_proto(item: items.DraftRequest) -> draft_pb2.DraftItem:
 
 def verifier_item_from_proto(wire: verifier_pb2.VerifierItem) -> items.VerifierRequest:
     """Raise InvalidArgument if the item has no event or an impossible one."""
-    if wire.WhichOneof("event") == "verify":
-        advance = wire.verify.advance
-        proposal = proposal_from_proto(wire.verify.proposal)
-        return items.Verify(key_of(wire), advance.keep, tuple(advance.append), proposal)
-    return _common_from_proto(wire)
+    match wire.WhichOneof("event"):
+        case "verify":
+            advance = wire.verify.advance
+            proposal = proposal_from_proto(wire.verify.proposal)
+            return items.Verify(key_of(wire), advance.keep, tuple(advance.append), proposal)
+        case "follow_up":
+            foreseen = tuple(map(_foreseen_from_proto, wire.follow_up.foreseen))
+            return items.FollowUp(key_of(wire), foreseen, wire.follow_up.plainly)
+        case _:
+            return _common_from_proto(wire)
 
 
 def draft_item_from_proto(wire: draft_pb2.DraftItem) -> items.DraftRequest:
@@ -156,6 +165,16 @@ def _advance_to_proto(item: items.Advance | items.Verify | items.Propose | items
     return replica_pb2.Advance(keep=item.keep, append=item.append)
 
 
+def _foreseen_to_proto(foreseen: items.Foreseen) -> replica_pb2.Foreseen:
+    return replica_pb2.Foreseen(
+        node=foreseen.node, next_token=foreseen.next_token, proposal=proposal_to_proto(foreseen.proposal)
+    )
+
+
+def _foreseen_from_proto(wire: replica_pb2.Foreseen) -> items.Foreseen:
+    return items.Foreseen(wire.node, wire.next_token, proposal_from_proto(wire.proposal))
+
+
 # Replies, replica to coordinator
 
 
@@ -177,11 +196,7 @@ def draft_reply_to_proto(reply: items.DraftReply) -> draft_pb2.DraftReply:
     if isinstance(reply, items.Drafted):
         wire.proposal.CopyFrom(proposal_to_proto(reply.proposal))
     elif isinstance(reply, items.DraftedAhead):
-        wire.drafted_ahead.SetInParent()
-        for foreseen in reply.foreseen:
-            wire.drafted_ahead.foreseen.add(
-                node=foreseen.node, next_token=foreseen.next_token, proposal=proposal_to_proto(foreseen.proposal)
-            )
+        wire.drafted_ahead.CopyFrom(draft_pb2.DraftedAhead(foreseen=map(_foreseen_to_proto, reply.foreseen)))
     else:
         _common_reply_to_proto(reply, wire)
     return wire
@@ -200,11 +215,7 @@ def draft_reply_from_proto(wire: draft_pb2.DraftReply) -> items.DraftReply:
         case "proposal":
             return items.Drafted(key_of(wire), proposal_from_proto(wire.proposal))
         case "drafted_ahead":
-            foreseen = tuple(
-                items.Foreseen(each.node, each.next_token, proposal_from_proto(each.proposal))
-                for each in wire.drafted_ahead.foreseen
-            )
-            return items.DraftedAhead(key_of(wire), foreseen)
+            return items.DraftedAhead(key_of(wire), tuple(map(_foreseen_from_proto, wire.drafted_ahead.foreseen)))
         case _:
             return _common_reply_from_proto(wire)
 

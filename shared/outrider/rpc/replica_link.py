@@ -107,23 +107,41 @@ class ReplicaLink(Generic[Item, Reply]):
         Raises Unavailable if the stream is or goes down, DeadlineExceeded after `timeout_s` seconds, ItemError if
         the replica answers with an error.
         """
+        self.send(item)
+        return await self.receive(item.key, timeout_s)
+
+    def send(self, item: Item) -> None:
+        """Send an item whose reply is to be received. Raises Unavailable if the stream is down."""
         if not self.ready:
             raise Unavailable(f"{self.address} is not connected")
         wire = self._codec.item_to_proto(item)
+        self._send(wire)
+        self.expect(item.key, wire.ByteSize())
+
+    def expect(self, key: Key, sent_bytes: int = 0) -> None:
+        """Keep the reply with this key, which is to come, until `receive` or `forget`."""
+        assert key not in self._pending, "one call at a time for a key"
         future: asyncio.Future[Exchange[Reply]] = asyncio.get_running_loop().create_future()
-        assert item.key not in self._pending, "one call at a time for a key"
-        self._pending[item.key] = _Pending(future, wire.ByteSize())
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ever ask for it
+        self._pending[key] = _Pending(future, sent_bytes)
+
+    async def receive(self, key: Key, timeout_s: float) -> Exchange[Reply]:
+        """Wait for an expected reply; raises what `call` does."""
         try:
-            self._send(wire)
             async with asyncio.timeout(timeout_s):
-                exchange = await future
+                exchange = await self._pending[key].future
         except TimeoutError:
             raise DeadlineExceeded(f"{self.address} did not answer within {timeout_s:g} s") from None
         finally:
-            self._pending.pop(item.key, None)
+            self.forget(key)
         if isinstance(exchange.reply, Failed):
             raise ItemError(exchange.reply.code, exchange.reply.message)
         return exchange
+
+    def forget(self, key: Key) -> None:
+        """Drop the reply with this key, if it ever comes."""
+        if (pending := self._pending.pop(key, None)) is not None:
+            pending.future.cancel()
 
     def tell(self, item: Item) -> int:
         """Send an item whose reply, if any, does not matter; its bytes on the wire. Nothing is sent while down."""

@@ -274,11 +274,11 @@ class DraftedAhead(_message.Message):
 
     FORESEEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def foreseen(self) -> _containers.RepeatedCompositeFieldContainer[Global___Foreseen]: ...
+    def foreseen(self) -> _containers.RepeatedCompositeFieldContainer[_replica_pb2.Foreseen]: ...
     def __init__(
         self,
         *,
-        foreseen: _abc.Iterable[Global___Foreseen] | None = ...,
+        foreseen: _abc.Iterable[_replica_pb2.Foreseen] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -287,33 +287,3 @@ class DraftedAhead(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DraftedAhead: _TypeAlias = DraftedAhead  # noqa: Y015
-
-@_typing.final
-class Foreseen(_message.Message):
-    """The proposal for one outcome of the round in flight."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NODE_FIELD_NUMBER: _builtins.int
-    NEXT_TOKEN_FIELD_NUMBER: _builtins.int
-    PROPOSAL_FIELD_NUMBER: _builtins.int
-    node: _builtins.int
-    """The accepted path ends with this node; -1: no node stands."""
-    next_token: _builtins.int
-    """The recovered or bonus token after it."""
-    @_builtins.property
-    def proposal(self) -> _replica_pb2.Proposal: ...
-    def __init__(
-        self,
-        *,
-        node: _builtins.int = ...,
-        next_token: _builtins.int = ...,
-        proposal: _replica_pb2.Proposal | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_token", b"next_token", "node", b"node", "proposal", b"proposal"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Foreseen: _TypeAlias = Foreseen  # noqa: Y015

@@ -234,6 +234,36 @@ class Proposal(_message.Message):
 Global___Proposal: _TypeAlias = Proposal  # noqa: Y015
 
 @_typing.final
+class Foreseen(_message.Message):
+    """The proposal for one outcome of the round in flight."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    NEXT_TOKEN_FIELD_NUMBER: _builtins.int
+    PROPOSAL_FIELD_NUMBER: _builtins.int
+    node: _builtins.int
+    """The accepted path ends with this node; -1: no node stands."""
+    next_token: _builtins.int
+    """The recovered or bonus token after it."""
+    @_builtins.property
+    def proposal(self) -> Global___Proposal: ...
+    def __init__(
+        self,
+        *,
+        node: _builtins.int = ...,
+        next_token: _builtins.int = ...,
+        proposal: Global___Proposal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_token", b"next_token", "node", b"node", "proposal", b"proposal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Foreseen: _TypeAlias = Foreseen  # noqa: Y015
+
+@_typing.final
 class Open(_message.Message):
     """(Re)opens a session from its whole token history: open, resume and failover are one path."""
 

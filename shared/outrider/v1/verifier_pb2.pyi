@@ -76,6 +76,7 @@ class VerifierItem(_message.Message):
     VERIFY_FIELD_NUMBER: _builtins.int
     ADVANCE_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
+    FOLLOW_UP_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     epoch: _builtins.int
     base_length: _builtins.int
@@ -87,6 +88,8 @@ class VerifierItem(_message.Message):
     def advance(self) -> _replica_pb2.Advance: ...
     @_builtins.property
     def close(self) -> _replica_pb2.Close: ...
+    @_builtins.property
+    def follow_up(self) -> Global___FollowUp: ...
     def __init__(
         self,
         *,
@@ -97,12 +100,13 @@ class VerifierItem(_message.Message):
         verify: Global___Verify | None = ...,
         advance: _replica_pb2.Advance | None = ...,
         close: _replica_pb2.Close | None = ...,
+        follow_up: Global___FollowUp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "close", b"close", "event", b"event", "open", b"open", "verify", b"verify"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "close", b"close", "event", b"event", "follow_up", b"follow_up", "open", b"open", "verify", b"verify"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "base_length", b"base_length", "close", b"close", "epoch", b"epoch", "event", b"event", "open", b"open", "session", b"session", "verify", b"verify"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "base_length", b"base_length", "close", b"close", "epoch", b"epoch", "event", b"event", "follow_up", b"follow_up", "open", b"open", "session", b"session", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["open", "verify", "advance", "close"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["open", "verify", "advance", "close", "follow_up"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -133,6 +137,36 @@ class Verify(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Verify: _TypeAlias = Verify  # noqa: Y015
+
+@_typing.final
+class FollowUp(_message.Message):
+    """What to begin by itself once the round of `base_length` has ended, without waiting for the coordinator, which takes
+    the same decision from the verdict. The round that is begun so answers with its own base length. No reply of its own.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORESEEN_FIELD_NUMBER: _builtins.int
+    PLAINLY_FIELD_NUMBER: _builtins.int
+    plainly: _builtins.bool
+    """If it ends in another one, the next round is a plain one. False: then the coordinator says what is next."""
+    @_builtins.property
+    def foreseen(self) -> _containers.RepeatedCompositeFieldContainer[_replica_pb2.Foreseen]:
+        """If the round ends in one of these outcomes, the next round verifies its proposal."""
+
+    def __init__(
+        self,
+        *,
+        foreseen: _abc.Iterable[_replica_pb2.Foreseen] | None = ...,
+        plainly: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["foreseen", b"foreseen", "plainly", b"plainly"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowUp: _TypeAlias = FollowUp  # noqa: Y015
 
 @_typing.final
 class VerifyResponse(_message.Message):

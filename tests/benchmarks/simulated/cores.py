@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.acceptance.proposal import Proposal, Source, Verdict
+from outrider.acceptance.accept import accept
+from outrider.acceptance.params import Rule
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
 from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.worker import Peer
 from outrider.protocol.items import (
@@ -19,6 +21,7 @@ from outrider.protocol.items import (
     DraftedAhead,
     Failed,
     FailureCode,
+    FollowUp,
     Foreseen,
     Key,
     Open,
@@ -41,6 +44,8 @@ class Session:
     seed: int
     work: Verify | Propose | DraftAhead | None = None
     steps_left: int = 0
+    order: FollowUp | None = None
+    judged: Verify | None = None  # the verifier's last round, until the next one begins
 
 
 @dataclass(slots=True)
@@ -80,7 +85,12 @@ class SimulatedCore:
         session = self.sessions.get(place)
         if session is None or session.key.epoch != item.key.epoch:
             return Failed(item.key, FailureCode.UNKNOWN_SESSION, "not open here")
+        if isinstance(item, FollowUp):
+            session.order = item
+            self.follow(session)
+            return None
         session.key = item.key
+        session.order = session.judged = None
         self.working.pop(place, None)
         if isinstance(item, Close):
             del self.sessions[place]
@@ -100,8 +110,12 @@ class SimulatedCore:
             if session.steps_left == 0:
                 replies.append((session.peer, self.reply(session)))
                 del self.working[place]
+                self.follow(session)
         self.step_time.sleep(rows, started)
         return replies
+
+    def follow(self, session: Session) -> None:
+        """Begin what an order says should follow a round that has ended."""
 
     def drop_peer(self, peer: SimulatedPeer) -> None:
         """The stream ended."""
@@ -139,9 +153,26 @@ class SimulatedVerifier(SimulatedCore):
     def reply(self, session: Session) -> Verified:
         """See SimulatedCore."""
         assert isinstance(session.work, Verify)
+        session.judged = session.work
         base = session.key.base_length
         depths = (0, *session.work.proposal.tree.depths())
         return Verified(session.key, Verdict(tuple(self.text.token(session.seed, base + depth) for depth in depths)))
+
+    def follow(self, session: Session) -> None:
+        """As the real verifier does, without stop tokens."""
+        order, judged = session.order, session.judged
+        if order is None or judged is None:
+            return
+        base, tree = session.key.base_length, judged.proposal.tree
+        verdict = Verdict(tuple(self.text.token(session.seed, base + depth) for depth in (0, *tree.depths())))
+        outcome = accept(Rule.MATCH, judged.proposal, verdict, seed=session.seed, base_length=base)
+        ended = (outcome.accepted[-1] if outcome.accepted else ROOT, outcome.next_token)
+        proposal = next((f.proposal for f in order.foreseen if (f.node, f.next_token) == ended), None)
+        if proposal is None and not order.plainly:
+            return
+        tokens = outcome.tokens(tree)
+        key = Key(session.key.session, session.key.epoch, base + len(tokens))
+        self.handle(session.peer, Verify(key, base, tokens, proposal or NO_PROPOSAL))
 
 
 class SimulatedDraft(SimulatedCore):

@@ -87,7 +87,13 @@ common_replies = (
 )
 
 
-@given(openings | advances | closings | verifies)
+@given(
+    openings
+    | advances
+    | closings
+    | verifies
+    | st.builds(items.FollowUp, keys, st.lists(foreseen, max_size=3).map(tuple), st.booleans())
+)
 def test_verifier_items_survive(item: items.VerifierRequest) -> None:
     wire = verifier_pb2.VerifierItem.FromString(convert.verifier_item_to_proto(item).SerializeToString())
     assert convert.verifier_item_from_proto(wire) == item

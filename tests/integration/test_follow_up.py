@@ -1,0 +1,174 @@
+"""Rounds that the verifier begins by itself: the same answer, and none that the coordinator does not know of."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from outrider.acceptance.params import Rule, SamplingParams
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
+from outrider.acceptance.tree import ROOT, TokenTree
+from outrider.engine.verify import VerifyCore
+from outrider.engine.worker import DeviceWorker
+from outrider.protocol.items import Failed, FollowUp, Foreseen, Key, Open, Verified, Verify
+from tests.cluster import Cluster, running_cluster, until
+from tests.conftest import TinyModel
+from tests.tiny_models import VOCABULARY_SIZE
+from tests.unit.engine.engines import make_engine, random_tokens
+
+PROMPT = tuple(random_tokens(20, seed=9))
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Verifier:
+    """A verifier's core without its thread."""
+
+    def __init__(self, core: VerifyCore) -> None:
+        self.core = core
+        worker: DeviceWorker[Any, Any] = DeviceWorker(core)
+        self.peer: Any = worker.connect("test", lambda replies: None, vocabulary_size=VOCABULARY_SIZE)
+
+    def run(self, *items: Any, steps: int = 99) -> list[Any]:
+        """The replies to items that arrive together, and what comes of so many steps."""
+        replies = [reply for item in items if (reply := self.core.handle(self.peer, item))]
+        while self.core.busy and steps:
+            replies += [reply for _, reply in self.core.step()]
+            steps -= 1
+        return replies
+
+
+@pytest.fixture
+def verifier(tiny_model: TinyModel) -> Verifier:
+    one = Verifier(VerifyCore(make_engine(tiny_model("llama"), kv_tokens=4096), max_proposal=15, lease_s=60))
+    key = Key(1, 1, len(PROMPT))
+    one.run(Open(key, PROMPT, len(PROMPT), 80, GREEDY, Rule.MATCH, 0, stop_token_ids=(0,)))
+    return one
+
+
+def key(length: int) -> Key:
+    return Key(1, 1, len(PROMPT) + length)
+
+
+def greedy_tokens(verifier: Verifier, count: int) -> list[int]:
+    """The plain answer, the session being at its prompt again afterwards."""
+    found: list[int] = []
+    for _ in range(count):
+        (reply,) = verifier.run(Verify(key(len(found)), len(PROMPT), tuple(found), NO_PROPOSAL))
+        found.append(reply.verdict.next_tokens[0])
+    return found
+
+
+def guess(*tokens: int) -> Proposal:
+    return Proposal(TokenTree.chain(tokens), Source.MODEL)
+
+
+def lengths(replies: Sequence[Any]) -> list[int]:
+    return [reply.key.base_length - len(PROMPT) for reply in replies]
+
+
+def test_a_foreseen_outcome_is_followed_by_its_proposal(verifier: Verifier) -> None:
+    a, b, c, d, e, f = greedy_tokens(verifier, 6)
+    foreseen = (Foreseen(ROOT, b, guess(9)), Foreseen(0, b, guess(c, d, 9)), Foreseen(0, 9, guess(9)))
+    replies = verifier.run(Verify(key(0), len(PROMPT), (), guess(a)), FollowUp(key(0), foreseen, plainly=False))
+    assert lengths(replies) == [0, 2]
+    assert replies[1].verdict.next_tokens[:3] == (c, d, e)
+    assert not verifier.core.busy
+    # What comes next is told, from what the coordinator knows to be committed by now.
+    (reply,) = verifier.run(Verify(key(5), len(PROMPT) + 2, (c, d, e), NO_PROPOSAL))
+    assert reply.verdict.next_tokens == (f,)
+
+
+def test_an_order_that_comes_after_the_round_still_counts(verifier: Verifier) -> None:
+    a, b, c = greedy_tokens(verifier, 3)
+    (reply,) = verifier.run(Verify(key(0), len(PROMPT), (), NO_PROPOSAL))
+    assert reply.verdict.next_tokens == (a,)
+    (reply,) = verifier.run(FollowUp(key(0), (Foreseen(ROOT, a, guess(b)),), plainly=False))
+    assert lengths([reply]) == [1]
+    assert reply.verdict.next_tokens == (b, c)
+
+
+def test_another_outcome_is_followed_plainly_or_not_at_all(verifier: Verifier) -> None:
+    a, b = greedy_tokens(verifier, 2)
+    wrong = (Foreseen(ROOT, a + 1, guess(9)),)
+    for plainly in (False, True):
+        replies = verifier.run(Verify(key(0), len(PROMPT), (), NO_PROPOSAL), FollowUp(key(0), wrong, plainly=plainly))
+        assert lengths(replies) == ([0, 1] if plainly else [0])
+    assert replies[1].verdict.next_tokens == (b,)
+
+
+def test_nothing_follows_a_stop_token(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, *_ = greedy_tokens(verifier, 1)
+    (session,) = verifier.core.sessions
+    session.stop_token_ids = frozenset({a})
+    replies = verifier.run(Verify(key(0), len(PROMPT), (), NO_PROPOSAL), FollowUp(key(0), (), plainly=True))
+    assert lengths(replies) == [0]
+
+
+def test_an_order_for_another_round_is_refused(verifier: Verifier) -> None:
+    for length in (1, -1):
+        (failed,) = verifier.run(FollowUp(key(length), (), plainly=True))
+        assert isinstance(failed, Failed)
+        assert "follow-up" in failed.message
+
+
+def test_a_new_item_ends_an_order(verifier: Verifier) -> None:
+    (a,) = greedy_tokens(verifier, 1)
+    verifier.core.handle(verifier.peer, Verify(key(0), len(PROMPT), (), NO_PROPOSAL))
+    verifier.core.handle(verifier.peer, FollowUp(key(0), (), plainly=True))
+    replies = verifier.run(Verify(key(1), len(PROMPT), (a,), NO_PROPOSAL))
+    assert lengths(replies) == [1]
+
+
+def test_a_proposal_without_room_fails_its_own_round(verifier: Verifier) -> None:
+    a, *_ = greedy_tokens(verifier, 1)
+    too_long = (Foreseen(ROOT, a, guess(*range(3, 19))),)
+    first, second = verifier.run(
+        Verify(key(0), len(PROMPT), (), NO_PROPOSAL), FollowUp(key(0), too_long, plainly=False)
+    )
+    assert isinstance(first, Verified)
+    assert isinstance(second, Failed)
+    assert second.key == key(1)
+
+
+@pytest.fixture
+async def cluster(tiny_model: TinyModel) -> AsyncIterator[Cluster]:
+    async with running_cluster(tiny_model("llama")) as running:
+        yield running
+
+
+async def test_plain_decoding_waits_for_no_coordinator(cluster: Cluster) -> None:
+    """Most of its rounds are begun by the verifier, and they are those that the coordinator counts."""
+    core = cluster.verifiers[0]._worker._core  # type: ignore[attr-defined]
+    begun: list[bool] = []
+    original = core._follow
+
+    def follow(session: Any) -> Any:
+        reply = original(session)
+        begun.append(session.work is not None)
+        return reply
+
+    core._follow = follow
+    options: dict[str, Any] = {"drafter": "none", "max_tokens": 60, "ignore_eos": True, "temperature": 0.7, "seed": 3}
+    answer = await cluster.generate("again and again", **options)
+    assert answer.speculation.rounds == 60
+    assert sum(begun) >= 50
+    assert answer.speculation.plain_rounds == 60
+    assert not cluster.coordinator.replicas.verifiers[0]._pending
+
+
+async def test_answers_that_end_early_leave_nothing_behind(cluster: Cluster) -> None:
+    link = cluster.coordinator.replicas.verifiers[0]
+    whole = (await cluster.generate("again and again", drafter="none", max_tokens=40, temperature=0.0)).text
+    stop = whole[len(whole) // 2 :][:6]
+    cut = await cluster.generate("again and again", drafter="none", max_tokens=40, temperature=0.0, stop=[stop])
+    assert cut.text == whole[: whole.index(stop)]
+    for length in (1, 2, 3):
+        short = await cluster.generate("again and again", drafter="none", max_tokens=length, temperature=0.0)
+        assert whole.startswith(short.text)
+    stream = cluster.client.stream("again and again", drafter="none", max_tokens=400, ignore_eos=True)
+    async with stream:
+        await anext(aiter(stream))
+    core = cluster.verifiers[0]._worker._core  # type: ignore[attr-defined]
+    await until(lambda: not link._pending and not len(core.sessions))
