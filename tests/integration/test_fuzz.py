@@ -145,7 +145,9 @@ async def test_a_peer_that_never_reads_loses_its_stream_alone(
 ) -> None:
     monkeypatch.setattr(replica_server, "MAX_UNREAD_REPLIES", 500)
     items = [verifier_pb2.VerifierItem(session=number, epoch=1, base_length=1) for number in range(1000)]
-    async with open_channel(f"127.0.0.1:{cluster.verifiers[0].server.port}") as channel:
+    address = f"127.0.0.1:{cluster.verifiers[0].server.port}"
+    small_window = [("grpc.http2.bdp_probe", 0)]  # what the two ends buffer on the way stays small
+    async with grpc.aio.insecure_channel(address, small_window) as channel:
         call = await greeted(cluster, channel)
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             for _ in range(50):
