@@ -6,6 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow check proto fmt clean
@@ -16,8 +17,8 @@ help: ## List the targets
 demo: $(INSTALLED) ## Plain decoding beside speculation on this machine; fetches about 100 MB once
 	$(BIN)/outrider demo $(ARGS)
 
-test: $(INSTALLED) ## The tests that take minutes at most; ARGS="-k name" picks some
-	$(BIN)/pytest -m "not slow and not gpu" $(ARGS)
+test: $(INSTALLED) ## The tests that take minutes at most, JOBS=2 files at a time; ARGS="-k name" picks some
+	$(BIN)/pytest -m "not slow and not gpu" -n $(JOBS) --dist loadfile $(ARGS)
 
 test-slow: $(INSTALLED) ## The tests that take longer
 	$(BIN)/pytest -m "slow and not gpu" $(ARGS)

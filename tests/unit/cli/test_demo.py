@@ -22,6 +22,11 @@ from tests.unit.client.generation_double import Script, delta, finished, serve
 NAMES = {pb.DRAFTER_NONE: "none", pb.DRAFTER_NGRAM: "ngram", pb.DRAFTER_MODEL: "model", pb.DRAFTER_AUTO: "auto"}
 
 
+@pytest.fixture(autouse=True)
+def _cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
 def a_run(drafter: Drafter, seconds: float, token_ids: tuple[int, ...] = tuple(range(11))) -> Run:
     end = finished().finished
     end.speculation.wire_bytes = 110
