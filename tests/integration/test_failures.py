@@ -55,7 +55,7 @@ async def test_case_23_a_draft_that_comes_back_is_used_again(tiny_model: TinyMod
                     await cluster.drafts[0].stop()
                     replica, _ = await start_draft(target, layers=2, listen=address)
                     cluster.stack.push_async_callback(replica.stop)
-                    session = cluster.coordinator.generations._running["r"]
+                    session = cluster.coordinator.generations._running["", "r"]
                     proposed_before = chunks
                     assert session is not None
         assert stream.result.token_ids == expected.token_ids
