@@ -58,6 +58,8 @@ class _Errors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         cause = record.exc_info[1] if record.exc_info else None
+        if isinstance(cause, grpc.aio.InternalError) and record.name == "grpc._cython.cygrpc":
+            return  # gRPC's own word for an answer whose receiver has given up
         self.seen.append(f"{record.name}: {record.getMessage()} {cause!r}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import grpc
 import grpc.aio
@@ -134,8 +134,11 @@ async def errors_as_status(context: grpc.aio.ServicerContext[object, object]) ->
         if isinstance(error, errors.InternalError):
             log.exception("internal error")
         elif not isinstance(error, errors.OutriderError):
-            if context.done():
-                log.info("a peer went away during its call: %r", error)
+            if isinstance(error, grpc.aio.InternalError) or context.done():
+                # gRPC's word for a message whose receiver has gone. Should it be there after all, it is told.
+                log.info("a message could not be sent: %r", error)
+                with suppress(grpc.aio.InternalError):
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "a message could not be sent")
                 return
             log.exception("unexpected error in a handler")
         await context.abort_with_status(rpc_status.to_status(to_status(error)))

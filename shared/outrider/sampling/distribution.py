@@ -103,7 +103,7 @@ def _penalize(scores: Tensor, rows: Sequence[Row]) -> None:
     where = [(i, row, row.state.counts) for i, row in enumerate(rows) if row.state.counts is not None]
     if not where:
         return
-    output = torch.stack([counts.output for _, _, counts in where])
+    output = _stacked([counts.output for _, _, counts in where], scores.shape[1])
     on_path = [(place, token) for place, (_, row, _) in enumerate(where) for token in row.path]
     if on_path:
         index = torch.tensor(on_path, dtype=torch.int64, device=scores.device)
@@ -116,10 +116,20 @@ def _penalize(scores: Tensor, rows: Sequence[Row]) -> None:
     chosen = _index([i for i, _, _ in where], scores)
     part = scores[chosen]
     in_output = output > 0
-    seen = in_output | torch.stack([counts.seen_in_prompt for _, _, counts in where])
+    seen = in_output | _stacked([counts.seen_in_prompt for _, _, counts in where], scores.shape[1])
     part = torch.where(seen, torch.where(part > 0, part / repetition, part * repetition), part)
     part -= frequency * output + presence * in_output
     scores[chosen] = part.clamp_(max=LARGEST_SCORE)
+
+
+def _stacked(vectors: Sequence[Tensor], size: int) -> Tensor:
+    """[n, size]; sessions that know fewer ids than others of the batch have seen none of the rest."""
+    if all(vector.shape[0] == size for vector in vectors):
+        return torch.stack(list(vectors))
+    stacked = vectors[0].new_zeros((len(vectors), size))
+    for place, vector in enumerate(vectors):
+        stacked[place, : vector.shape[0]] = vector
+    return stacked
 
 
 def _suppress_stops(scores: Tensor, rows: Sequence[Row]) -> None:
