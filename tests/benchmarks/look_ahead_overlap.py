@@ -29,27 +29,30 @@ def main() -> None:
     parser.add_argument("--draft-share", type=float, default=0.6)
     parser.add_argument("--draft-tokens", type=int, default=4)
     parser.add_argument("--acceptance", type=float, default=0.8)
-    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--tokens", type=int, default=1000, help="of each answer")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--adaptive", action="store_true", help="let the controller choose lengths, and what misses do")
+    parser.add_argument("--name", default="look_ahead_overlap")
     arguments = parser.parse_args()
-    samples: dict[str, list[float]] = {"plain": [], "off": [], "on": []}
+    samples: dict[str, list[tuple[float, int]]] = {"plain": [], "off": [], "on": []}
     told: dict[str, list[Any]] = {"plain": [], "off": [], "on": []}
     step_ms = arguments.draft_share * arguments.verify_ms / arguments.draft_tokens
     verifier = ["--step-ms", arguments.verify_ms, "--acceptance", arguments.acceptance]
     draft = ["--step-ms", step_ms, "--acceptance", arguments.acceptance]
     for mode in ("off", "on"):
-        flags = ["--look-ahead", mode, "--max-draft-tokens", arguments.draft_tokens, "--fixed-length"]
+        flags = ["--look-ahead", mode, "--max-draft-tokens", arguments.draft_tokens]
+        flags += [] if arguments.adaptive else ["--fixed-length"]
         with simulated_cluster(verifier, draft, flags) as (address, _), Client(address) as client:
             for seed in range(arguments.turns):
                 for name, drafter in (("plain", "none"), (mode, "model")):
-                    times, stats = answer(client, drafter, seed, arguments.rounds)
+                    times, stats = answer(client, drafter, seed, arguments.tokens)
                     samples[name] += times
                     told[name].append(stats)
     summary = {name: row(samples[name], told[name]) for name in samples}
     overhead = summary["on"]["median_ms"] - arguments.verify_ms
     path = save(
-        "look_ahead_overlap",
-        {"seed": 0, "options": vars(arguments), "simulated": True, "summary": summary, "round_ms": samples},
+        arguments.name,
+        {"seed": 0, "options": vars(arguments), "simulated": True, "summary": summary, "round_ms_and_tokens": samples},
     )
     print(path)
     for name, values in summary.items():
@@ -57,37 +60,33 @@ def main() -> None:
     print(f"a round with look-ahead takes {overhead:.2f} ms more than a verify step of {arguments.verify_ms:g} ms")
 
 
-def answer(client: Client, drafter: str, seed: int, rounds: int) -> tuple[list[float], Any]:
-    """Milliseconds between the chunks of one answer, and what it says of its speculation."""
+def answer(client: Client, drafter: str, seed: int, count: int) -> tuple[list[tuple[float, int]], Any]:
+    """Milliseconds before each chunk of one answer and its tokens, and what the answer says of its speculation."""
     options: Any = {"drafter": drafter, "temperature": 1.0, "seed": seed, "ignore_eos": True}
-    times, last = [], None
-    with client.stream(token_ids=[5, 6, 7], max_tokens=rounds * 5, **options) as stream:
-        for place, _ in enumerate(stream):
+    rounds: list[tuple[float, int]] = []
+    last = 0.0
+    with client.stream(token_ids=[5, 6, 7], max_tokens=count, **options) as stream:
+        for place, chunk in enumerate(stream):
             now = time.perf_counter()
-            if last is not None and place > WARM_UP:
-                times.append((now - last) * 1e3)
+            if place > WARM_UP:
+                rounds.append(((now - last) * 1e3, len(chunk.token_ids)))
             last = now
-            if place == WARM_UP + rounds:
-                break
-        else:
-            return times, stream.result.speculation
-    return times, None
+    return rounds, stream.result.speculation
 
 
-def row(times: list[float], told: list[Any]) -> dict[str, float]:
+def row(rounds: list[tuple[float, int]], told: list[Any]) -> dict[str, float]:
     """Figures of one mode."""
-    known = [each for each in told if each is not None]
-    figures = {
+    times = [milliseconds for milliseconds, _ in rounds]
+    look_ups = sum(each.look_ups for each in told)
+    return {
         "median_ms": statistics.median(times),
         "mean_ms": statistics.fmean(times),
         "p90_ms": statistics.quantiles(times, n=10)[-1],
         "rounds": float(len(times)),
+        "tokens_per_second": sum(tokens for _, tokens in rounds) / sum(times) * 1e3,
+        "accepted_length": statistics.fmean(each.accepted_length for each in told),
+        "hit_rate": sum(each.hits for each in told) / look_ups if look_ups else 0.0,
     }
-    if known and sum(each.look_ups for each in known):
-        figures["hit_rate"] = sum(each.hits for each in known) / sum(each.look_ups for each in known)
-    if known and known[0].accepted_length:
-        figures["accepted_length"] = statistics.fmean(each.accepted_length for each in known)
-    return figures
 
 
 if __name__ == "__main__":
