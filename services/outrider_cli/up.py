@@ -67,7 +67,7 @@ def up(
     if drafter is Drafter.MODEL and not with_draft:
         raise typer.BadParameter("model needs --draft-model or --draft-layers", param_hint="--drafter")
     speculation = {
-        "drafter": drafter or (Drafter.MODEL if with_draft else Drafter.NGRAM),
+        "drafter": drafter or Drafter.AUTO,
         "max-draft-tokens": max_draft_tokens,
         "rule": rule,
     }

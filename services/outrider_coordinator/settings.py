@@ -27,7 +27,8 @@ class CoordinatorSettings(RegistrySettings, TlsSettings, env_prefix="OUTRIDER_CO
         30.0, ge=1, le=3600, description="Seconds after which the bindings of a coordinator that died are forgotten."
     )
     drafter: DrafterKind = Field(
-        DrafterKind.NGRAM, description="Where guesses come from unless a request says otherwise; model needs a draft."
+        DrafterKind.AUTO,
+        description="Where guesses come from unless a request says otherwise; auto: what is expected to be fastest.",
     )
     max_draft_tokens: int = Field(
         4, ge=0, le=MAX_DRAFT_TOKENS, description="Longest guess per round; 0 switches it off."

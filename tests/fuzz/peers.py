@@ -83,6 +83,8 @@ class Peer:
             item = self._item(number, session)
             item.close.SetInParent()
             return item
+        if not self.draft and self.source.random() < 0.25:
+            return self._follow_up(number, session)
         advance = self._advance(session)
         item = self._item(number, session)
         if self.source.random() < 0.1:
@@ -98,6 +100,15 @@ class Peer:
             item.draft_ahead.in_flight.CopyFrom(self._tree(self.source.randint(0, 5)))
             item.draft_ahead.max_tokens = self.source.randint(0, 6)
             item.draft_ahead.branches.extend(self.source.randint(0, 3) for _ in range(self.source.randint(0, 6)))
+        return item
+
+    def _follow_up(self, number: int, session: _Session) -> Any:
+        """What the verifier is to begin by itself after the session's last round."""
+        item = self._item(number, session)
+        item.follow_up.plainly = self.source.random() < 0.7
+        for _ in range(self.source.choice([0, 0, 1, 3])):
+            node, token = self.source.randint(-1, 3), self.source.randrange(VOCABULARY)
+            item.follow_up.foreseen.add(node=node, next_token=token, proposal=self._proposal())
         return item
 
     def _open(self, number: int) -> Any:
@@ -170,6 +181,8 @@ def _trees(item: Any) -> list[replica_pb2.TokenTree]:
     match item.WhichOneof("event"):
         case "verify":
             return [item.verify.proposal.tree]
+        case "follow_up":
+            return [foreseen.proposal.tree for foreseen in item.follow_up.foreseen]
         case "draft_ahead":
             return [item.draft_ahead.in_flight]
         case _:

@@ -52,7 +52,7 @@ def test_up_says_what_to_do_next(stand_ins: StandIns) -> None:
     assert first.startswith("Outrider is ready at 127.0.0.1:")
     assert second.strip().startswith("outrider generate --address 127.0.0.1:")
     assert "draft " not in logs, "no draft service unless one was asked for"
-    assert '"--drafter", "ngram"' in logs
+    assert '"--drafter", "auto"' in logs
 
 
 def test_speculation_flags_reach_the_coordinator(stand_ins: StandIns) -> None:
@@ -62,7 +62,7 @@ def test_speculation_flags_reach_the_coordinator(stand_ins: StandIns) -> None:
         process.stdout.readline()
         process.terminate()
         _, logs = process.communicate(timeout=WAIT_S)
-    speculation = '"--drafter", "model", "--max-draft-tokens", "3", "--rule", "rejection", "--log-level", "debug"'
+    speculation = '"--drafter", "auto", "--max-draft-tokens", "3", "--rule", "rejection", "--log-level", "debug"'
     assert speculation in logs
     assert '"--model", "small", "--dtype", "bfloat16"' in logs
 

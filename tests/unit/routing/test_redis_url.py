@@ -87,7 +87,7 @@ async def test_the_password_is_in_no_text(caplog: pytest.LogCaptureFixture) -> N
 
 async def works(url: str) -> None:
     """Register and look through a registry of that address."""
-    connection = RegistryConnection(parse(url), prefix="p", timeout_s=1)
+    connection = RegistryConnection(parse(url), prefix="p", timeout_s=10)
     registry = Registry(connection)
     await registry.register(RECORD, 30)
     assert (await registry.look()).records == {RECORD.place: RECORD}
