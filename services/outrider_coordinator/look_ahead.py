@@ -56,6 +56,11 @@ class LookAhead:
         work = self._foresee(committed, len(committed), in_flight, length, shape)
         self._pending = asyncio.create_task(work, name=f"look ahead of session {self._session.number}")
 
+    @property
+    def begun(self) -> bool:
+        """True while the draft works ahead."""
+        return self._pending is not None
+
     async def take(self, committed: Sequence[int]) -> tuple[Proposal | None, bool | None]:
         """The proposal drafted for what has been committed, and whether there was one; None if none was asked for."""
         if self._pending is None:

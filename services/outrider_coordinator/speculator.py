@@ -35,6 +35,8 @@ class Speculator:
         self._control = control
         self._drafters = drafters
         self._reason = reason
+        self._levels: dict[Source, int] = {}  # of the round in progress, as is the next
+        self._longest = 0
         self._up_to_date = False  # the drafter of the round in progress had nothing to catch up
 
     @property
@@ -49,9 +51,10 @@ class Speculator:
         `promised`: what the verifier checks already.
         """
         ahead, self._foreseen = await self._look_ahead.take(committed) if self._look_ahead else (None, None)
-        levels = {}
+        levels: dict[Source, int] = {}
         if max_tokens:
             levels = {source: level for source, each in self._drafters.items() if (level := each.level(committed))}
+        self._levels, self._longest = levels, max_tokens
         if promised is not None:
             self._up_to_date = False
             self._control.went_on(levels, Choice(promised.source, len(promised)))
@@ -72,9 +75,15 @@ class Speculator:
             self._look_ahead.begin(committed, proposal.tree, max_tokens)
 
     def goes_on_plainly(self, proposal: Proposal) -> bool:
-        """Whether a plain round follows this one, whatever comes of it, and something remains to be said then."""
+        """Whether a plain round follows this one, whatever comes of it, and something remains to be said then.
+
+        So it does where this one had better be plain too: what n-grams then find is proposed a round later, which costs
+        less than to keep the verifier waiting in every plain round. Where the draft works ahead, its table says it.
+        """
+        if self._look_ahead is not None and self._look_ahead.begun:
+            return False
         more = self._session.draft_budget_after(len(proposal) + 1) is not None
-        return more and not (self._drafters and self._control.may_propose)
+        return more and self._control.rests(self._levels, self._longest)
 
     def learn(self, proposal: Proposal, delta: Delta, *, propose_ms: float, verify_ms: float) -> None:
         """Take in how a round went, and how long its two parts took in milliseconds."""

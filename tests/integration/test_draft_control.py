@@ -50,6 +50,10 @@ class ErraticControl(DraftControl):
             self._pause = self._random.randint(1, 12)
         return Choice(self._random.choice(list(self._levels)), self._random.randint(1, longest))
 
+    def rests(self, levels: Mapping[Source, int], longest: int) -> bool:
+        self._pause = max(0, self._pause - 1)
+        return self._pause > 0
+
 
 def erratic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider_coordinator.generations.DraftControl", ErraticControl)

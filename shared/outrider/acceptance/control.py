@@ -51,7 +51,6 @@ class DraftControl:
         self._estimates = {source: AcceptanceEstimate(prior) for source, prior in PRIORS.items()}
         self._probes = {source: Probes() for source in PRIORS}
         self._fallen = False
-        self._sources: set[Source] = set()  # that ever could propose
         self._levels: Mapping[Source, int] = {}  # of the round in progress
         self._choice = PLAIN  # of the round in progress
         self._previous: Choice | None = None  # what the costs last decided
@@ -63,7 +62,6 @@ class DraftControl:
         `at_hand`: so many tokens of the model were drafted ahead and cost nothing any more; 0: none were.
         """
         self._levels = levels
-        self._sources.update(levels)
         self._choice = self._decide(longest, min(at_hand, longest)) if levels and longest > 0 else PLAIN
         return self._choice
 
@@ -72,10 +70,19 @@ class DraftControl:
         self._levels = {Source.MODEL: 1, **levels}
         self._choice = choice
 
-    @property
-    def may_propose(self) -> bool:
-        """False while the request has fallen back and no probe can be due in the next round."""
-        return not self._fallen or any(not self._probes[source].resting for source in self._sources)
+    def rests(self, levels: Mapping[Source, int], longest: int) -> bool:
+        """Whether it would decide for a plain round now, with nothing to learn or to probe; decides nothing."""
+        if not levels or longest < 1:
+            return True
+        if self._policy.fixed_length or not all(map(self._costs.known, levels)):
+            return False
+        if not self._costs.known(Source.NONE):
+            return True  # its time is what is to be learned
+        costs = self._costs.table(longest)
+        chances = {source: self._estimates[source].chances(level, longest) for source, level in levels.items()}
+        if not self._fallen and choose(costs, chances, self._window, self._previous) != PLAIN:
+            return False
+        return self._due(costs, levels, longest, PLAIN, rate(costs, PLAIN)) is None
 
     @property
     def leads(self) -> bool:
@@ -161,12 +168,20 @@ class DraftControl:
 
     def _probe(self, costs: CostTable, longest: int, choice: Choice, best_rate: float) -> Choice | None:
         """One token of a source that was passed over, if its turn has come, to see whether things have changed."""
-        for source in self._levels:
-            probes, lost = self._probes[source], best_rate * costs.round_ms(source, 1) - 1.0
-            if source is not choice.source and probes.due(lost) and can_pay(costs, source, longest):
-                if probes.begin():
-                    self._estimates[source].fade()
-                return Choice(source, 1)
+        source = self._due(costs, self._levels, longest, choice, best_rate)
+        if source is None:
+            return None
+        if self._probes[source].begin():
+            self._estimates[source].fade()
+        return Choice(source, 1)
+
+    def _due(
+        self, costs: CostTable, levels: Mapping[Source, int], longest: int, choice: Choice, best_rate: float
+    ) -> Source | None:
+        for source in levels:
+            lost = best_rate * costs.round_ms(source, 1) - 1.0
+            if source is not choice.source and self._probes[source].due(lost) and can_pay(costs, source, longest):
+                return source
         return None
 
     def _judge(self, source: Source, result: Round) -> bool:

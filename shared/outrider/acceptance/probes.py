@@ -37,11 +37,6 @@ class Probes:
         wait = max(SHORTEST, lost / SHARE) * 2**self._failures
         return self._series > 0 or self._idle >= min(LONGEST, wait)
 
-    @property
-    def resting(self) -> bool:
-        """True while no probe can be due in the next round, whatever it would cost."""
-        return self._series == 0 and self._idle + 1 < min(LONGEST, SHORTEST * 2**self._failures)
-
     def begin(self) -> bool:
         """The coming round is a probe. True if it is the first of a series."""
         self._probing = True

@@ -65,3 +65,22 @@ def test_a_request_that_fell_back_does_not_look_ahead() -> None:
         one.record(Round(length, 0, 1, 1.0, 10.0))
     assert one.fallback_reason
     assert one.look_ahead(4) == 0
+
+
+def test_it_rests_where_it_would_decide_for_a_plain_round() -> None:
+    """And where nothing can propose; but not while there is something to learn, or a probe is due."""
+    costs = RoundCosts()
+    one = DraftControl(costs, Policy(fallback_acceptance=0.0))
+    assert one.rests({}, LONGEST)
+    assert one.rests({Source.MODEL: 1}, 0)
+    assert not one.rests({Source.MODEL: 1}, LONGEST)  # its times are unknown
+    rested = []
+    for _ in range(200):
+        rests = one.rests({Source.MODEL: 1}, LONGEST)
+        choice = one.decide({Source.MODEL: 1}, LONGEST)
+        rested.append(rests)
+        assert not rests or choice.length == 0
+        one.record(Round(choice.length, 0, 1, choice.length * 1.0 or None, 10.0))
+    assert rested[-100:].count(True) > 90
+    assert rested[-100:].count(False) > 0  # the probes
+    assert not DraftControl(costs, Policy(fixed_length=True)).rests({Source.MODEL: 1}, LONGEST)
