@@ -98,7 +98,7 @@ def test_another_outcome_is_followed_plainly_or_not_at_all(verifier: Verifier) -
     assert replies[1].verdict.next_tokens == (b,)
 
 
-def test_nothing_follows_a_stop_token(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_follows_a_stop_token(verifier: Verifier) -> None:
     a, *_ = greedy_tokens(verifier, 1)
     (session,) = verifier.core.sessions
     session.stop_token_ids = frozenset({a})

@@ -9,8 +9,6 @@ from dataclasses import replace
 import torch
 
 from outrider.acceptance.accept import accept
-from outrider.acceptance.proposal import NO_PROPOSAL
-from outrider.acceptance.tree import ROOT
 from outrider.engine.batch import Feed
 from outrider.engine.core import ReplicaCore
 from outrider.engine.schedule import Demand
@@ -80,11 +78,8 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         tokens = outcome.tokens(proposal.tree)
         if not session.stop_token_ids.isdisjoint(tokens):
             return None  # the answer ends here
-        ended = (outcome.accepted[-1] if outcome.accepted else ROOT, outcome.next_token)
-        following = next((f.proposal for f in order.foreseen if (f.node, f.next_token) == ended), None)
+        following = order.after(outcome)
         if following is None:
-            if not order.plainly:
-                return None
-            following = NO_PROPOSAL
+            return None
         key = Key(session.number, session.epoch, base + len(tokens))
         return self.handle(session.peer, Verify(key, base, tokens, following))

@@ -106,11 +106,6 @@ def crossover(picks: Sequence[Pick]) -> int | None:
     return found
 
 
-def constant_chance_length(chance: float, length: int) -> float:
-    """Expected tokens of a round if each token stands with the same chance (Leviathan et al. 2023, equation 1)."""
-    return length + 1.0 if chance == 1.0 else (1.0 - chance ** (length + 1)) / (1.0 - chance)
-
-
 def _round_ms(costs: CostTable, source: Source, shape: tuple[int, int], placement: Placement) -> float:
     depth, nodes = shape
     # Drafting goes by depth, verifying by nodes: a tree has more of these.

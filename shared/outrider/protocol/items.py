@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from outrider.acceptance.params import Rule, SamplingParams
-from outrider.acceptance.proposal import Proposal, Verdict
-from outrider.acceptance.tree import TokenTree
+from outrider.acceptance.proposal import NO_PROPOSAL, Outcome, Proposal, Verdict
+from outrider.acceptance.tree import ROOT, TokenTree
 
 PROTOCOL_VERSION = 1
 
@@ -79,6 +79,14 @@ class FollowUp:
     key: Key
     foreseen: tuple[Foreseen, ...]
     plainly: bool
+
+    def after(self, outcome: Outcome) -> Proposal | None:
+        """The proposal of the round that follows this outcome; None: none follows."""
+        node = outcome.accepted[-1] if outcome.accepted else ROOT
+        for each in self.foreseen:
+            if (each.node, each.next_token) == (node, outcome.next_token):
+                return each.proposal
+        return NO_PROPOSAL if self.plainly else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.acceptance.accept import accept
 from outrider.acceptance.params import Rule
-from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
+from outrider.acceptance.proposal import Proposal, Source, Verdict
 from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.worker import Peer
 from outrider.protocol.items import (
@@ -63,7 +64,7 @@ class StepTime:
 
 
 @dataclass
-class SimulatedCore:
+class SimulatedCore(ABC):
     """Sessions and their steps; subclasses say how many steps a work takes and what comes of it."""
 
     text: Text
@@ -115,7 +116,8 @@ class SimulatedCore:
         return replies
 
     def follow(self, session: Session) -> None:
-        """Begin what an order says should follow a round that has ended."""
+        """Begin what an order says should follow a round that has ended; a draft has no orders."""
+        assert session.order is None
 
     def drop_peer(self, peer: SimulatedPeer) -> None:
         """The stream ended."""
@@ -125,18 +127,19 @@ class SimulatedCore:
 
     def expire(self, now: float) -> None:
         """Nothing has a lease here."""
+        return
 
+    @abstractmethod
     def steps(self, work: Any) -> int:
         """Forward passes that a work takes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rows(self, work: Any) -> int:
         """Rows of the work in one pass."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reply(self, session: Session) -> Any:
         """What comes of it."""
-        raise NotImplementedError
 
 
 class SimulatedVerifier(SimulatedCore):
@@ -166,13 +169,12 @@ class SimulatedVerifier(SimulatedCore):
         base, tree = session.key.base_length, judged.proposal.tree
         verdict = Verdict(tuple(self.text.token(session.seed, base + depth) for depth in (0, *tree.depths())))
         outcome = accept(Rule.MATCH, judged.proposal, verdict, seed=session.seed, base_length=base)
-        ended = (outcome.accepted[-1] if outcome.accepted else ROOT, outcome.next_token)
-        proposal = next((f.proposal for f in order.foreseen if (f.node, f.next_token) == ended), None)
-        if proposal is None and not order.plainly:
+        proposal = order.after(outcome)
+        if proposal is None:
             return
         tokens = outcome.tokens(tree)
         key = Key(session.key.session, session.key.epoch, base + len(tokens))
-        self.handle(session.peer, Verify(key, base, tokens, proposal or NO_PROPOSAL))
+        self.handle(session.peer, Verify(key, base, tokens, proposal))
 
 
 class SimulatedDraft(SimulatedCore):

@@ -14,10 +14,14 @@ from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import Proposal, Source, Verdict
 from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.distill.evaluate import Acceptance
-from outrider.profiling.prediction import constant_chance_length
 from outrider.profiling.rounds import Rounds, play_chain, play_ngrams, play_tree, second_choice
 
 RANKS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+def constant_chance_length(chance: float, length: int) -> float:
+    """Expected tokens of a round if each token stands with the same chance (Leviathan et al. 2023, equation 1)."""
+    return length + 1.0 if chance == 1.0 else (1.0 - chance ** (length + 1)) / (1.0 - chance)
 
 
 @given(RANKS, st.integers(1, 6))
