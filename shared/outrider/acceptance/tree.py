@@ -29,6 +29,16 @@ class TokenTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @classmethod
+    def caterpillar(cls, chain: Sequence[int], beside: Sequence[Sequence[int]]) -> TokenTree:
+        """A chain, and beside its i-th token the leaves `beside[i]`, the likelier first; `beside` may be shorter.
+
+        The chain comes first, so that its KV needs no move where it stands, and then the leaves from the root on.
+        """
+        leaves = [(token, depth - 1) for depth, tokens in enumerate(beside) for token in tokens]
+        tokens = (*chain, *(token for token, _ in leaves))
+        return cls(tokens, (*range(-1, len(chain) - 1), *(parent for _, parent in leaves)))
+
     @property
     def is_chain(self) -> bool:
         """True if every node continues the node before it."""
@@ -44,6 +54,11 @@ class TokenTree:
         for parent in self.parents:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return tuple(depths)
+
+    @property
+    def depth(self) -> int:
+        """How many nodes the longest path has; 0 for the tree without nodes."""
+        return max(self.depths(), default=0)
 
     def path(self, node: int) -> tuple[int, ...]:
         """The nodes from the root's child down to `node`; empty for the root."""

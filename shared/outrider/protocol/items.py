@@ -91,12 +91,13 @@ class FollowUp:
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Advance, then draft up to `max_tokens` tokens."""
+    """Advance, then draft up to `max_tokens` tokens, and beside the first `siblings[0]` more for its place, and so on."""
 
     key: Key
     keep: int
     append: tuple[int, ...]
     max_tokens: int
+    siblings: tuple[int, ...] = ()  # at most as many as max_tokens; only under match
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +113,18 @@ class DraftAhead:
     in_flight: TokenTree  # what is being verified
     max_tokens: int
     branches: tuple[int, ...]  # [len(in_flight) + 1]
+    siblings: tuple[int, ...] = ()  # of each proposal, as in `Propose`
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Forget the session; its full blocks stay in the prefix cache."""
+    """Forget the session; its full blocks stay in the prefix cache.
+
+    With `keep_s` the blocks, the last one too, are evicted after those of other sessions for so many seconds.
+    """
 
     key: Key
+    keep_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,9 @@ def draft_item_to_proto(item: items.DraftRequest) -> draft_pb2.DraftItem:
     key = item.key
     wire = draft_pb2.DraftItem(session=key.session, epoch=key.epoch, base_length=key.base_length)
     if isinstance(item, items.Propose):
-        wire.propose.CopyFrom(draft_pb2.Propose(advance=_advance_to_proto(item), max_tokens=item.max_tokens))
+        wire.propose.CopyFrom(
+            draft_pb2.Propose(advance=_advance_to_proto(item), max_tokens=item.max_tokens, siblings=item.siblings)
+        )
     elif isinstance(item, items.DraftAhead):
         wire.draft_ahead.CopyFrom(
             draft_pb2.DraftAhead(
@@ -70,6 +72,7 @@ def draft_item_to_proto(item: items.DraftRequest) -> draft_pb2.DraftItem:
                 in_flight=tree_to_proto(item.in_flight),
                 max_tokens=item.max_tokens,
                 branches=item.branches,
+                siblings=item.siblings,
             )
         )
     else:
@@ -95,8 +98,9 @@ def draft_item_from_proto(wire: draft_pb2.DraftItem) -> items.DraftRequest:
     """Raise InvalidArgument if the item has no event or an impossible one."""
     match wire.WhichOneof("event"):
         case "propose":
-            advance = wire.propose.advance
-            return items.Propose(key_of(wire), advance.keep, tuple(advance.append), wire.propose.max_tokens)
+            propose, advance = wire.propose, wire.propose.advance
+            siblings = tuple(propose.siblings)
+            return items.Propose(key_of(wire), advance.keep, tuple(advance.append), propose.max_tokens, siblings)
         case "draft_ahead":
             ahead, advance = wire.draft_ahead, wire.draft_ahead.advance
             return items.DraftAhead(
@@ -106,6 +110,7 @@ def draft_item_from_proto(wire: draft_pb2.DraftItem) -> items.DraftRequest:
                 tree_from_proto(ahead.in_flight),
                 ahead.max_tokens,
                 tuple(ahead.branches),
+                tuple(ahead.siblings),
             )
         case _:
             return _common_from_proto(wire)
@@ -117,7 +122,7 @@ def _common_to_proto(item: items.Open | items.Advance | items.Close, wire: _Wire
     elif isinstance(item, items.Advance):
         wire.advance.CopyFrom(_advance_to_proto(item))
     else:
-        wire.close.SetInParent()
+        wire.close.CopyFrom(replica_pb2.Close(keep_ms=round(item.keep_s * 1000)))
 
 
 def _common_from_proto(wire: _WireItem) -> items.Open | items.Advance | items.Close:
@@ -127,7 +132,7 @@ def _common_from_proto(wire: _WireItem) -> items.Open | items.Advance | items.Cl
         case "advance":
             return items.Advance(key_of(wire), wire.advance.keep, tuple(wire.advance.append))
         case "close":
-            return items.Close(key_of(wire))
+            return items.Close(key_of(wire), wire.close.keep_ms / 1000)
         case event:
             raise InvalidArgument("event", event, "set")
 

@@ -120,18 +120,26 @@ class Propose(_message.Message):
 
     ADVANCE_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    SIBLINGS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     @_builtins.property
     def advance(self) -> _replica_pb2.Advance: ...
+    @_builtins.property
+    def siblings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Beside the first token so many of its next likeliest alternatives, as leaves of the proposal's tree; then beside the
+        second, and so on. Under the match rule only.
+        """
+
     def __init__(
         self,
         *,
         advance: _replica_pb2.Advance | None = ...,
         max_tokens: _builtins.int = ...,
+        siblings: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "max_tokens", b"max_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "max_tokens", b"max_tokens", "siblings", b"siblings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -147,6 +155,7 @@ class DraftAhead(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     BRANCHES_FIELD_NUMBER: _builtins.int
+    SIBLINGS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """Most tokens of each proposal."""
     @_builtins.property
@@ -159,6 +168,10 @@ class DraftAhead(_message.Message):
     def branches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """How many next tokens to foresee: first where no node stands, then where the accepted path ends with node 0, 1, ..."""
 
+    @_builtins.property
+    def siblings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each proposal, as in Propose."""
+
     def __init__(
         self,
         *,
@@ -166,10 +179,11 @@ class DraftAhead(_message.Message):
         in_flight: _replica_pb2.TokenTree | None = ...,
         max_tokens: _builtins.int = ...,
         branches: _abc.Iterable[_builtins.int] | None = ...,
+        siblings: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "in_flight", b"in_flight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "branches", b"branches", "in_flight", b"in_flight", "max_tokens", b"max_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "branches", b"branches", "in_flight", b"in_flight", "max_tokens", b"max_tokens", "siblings", b"siblings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,9 +59,9 @@ openings = st.builds(
     cache_salt=st.text(max_size=5),
 )
 advances = st.builds(items.Advance, keys, st.integers(0, 99), token_lists)
-closings = st.builds(items.Close, keys)
+closings = st.builds(items.Close, keys, st.integers(0, 2**32 - 1).map(lambda milliseconds: milliseconds / 1000))
 verifies = st.builds(items.Verify, keys, st.integers(0, 99), token_lists, st.just(NO_PROPOSAL) | proposals())
-proposes = st.builds(items.Propose, keys, st.integers(0, 99), token_lists, st.integers(0, 64))
+proposes = st.builds(items.Propose, keys, st.integers(0, 99), token_lists, st.integers(0, 64), token_lists)
 aheads = st.builds(
     items.DraftAhead,
     keys,
@@ -69,6 +69,7 @@ aheads = st.builds(
     token_lists,
     st.just(NO_PROPOSAL.tree) | proposals().map(lambda proposal: proposal.tree),
     st.integers(0, 64),
+    token_lists,
     token_lists,
 )
 foreseen = st.builds(items.Foreseen, st.integers(-1, 99), tokens, st.just(NO_PROPOSAL) | proposals())
