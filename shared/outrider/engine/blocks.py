@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from array import array
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from outrider.engine.idle import IdleBlocks
 from outrider.engine.runs import FreeRuns
 from outrider.errors import ResourceExhausted
 
 Digest = bytes
 """Names a full block by its tokens, every token before them, and the salt."""
+
+MAX_TAILS = 32
+"""Tails kept after one block: what a search for the best one looks at."""
 
 
 def root_digest(salt: str) -> Digest:
@@ -29,23 +33,31 @@ class BlockPool:
 
     A session takes all the blocks that it may ever need when it opens, or is refused: nothing runs out later. A block
     is *held* (by one session or more), *cached* (held by none, but its content may serve a later session with the same
-    prefix, until it is evicted, longest unused first), or *free*. A full block whose content is known is *published*
-    under its digest; it may then be shared and must not be written to.
+    prefix, until it is evicted, longest unused first, those under a lease last), or *free*. A full block whose content
+    is known is *published* under its digest; it may then be shared and must not be written to. A *tail*, the last
+    block of a session that has ended, need not be full: it is never shared, but later sessions may copy from it.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free = FreeRuns(num_blocks)
         self._holders = [0] * num_blocks
         self._block_by_digest: dict[Digest, int] = {}
         self._digest_by_block: dict[int, Digest] = {}
-        self._cached: OrderedDict[int, None] = OrderedDict()  # longest unused first
+        self._cached = IdleBlocks(clock)
+        self._tails: dict[Digest, dict[int, tuple[int, ...]]] = {}  # tokens by block, oldest first, by what precedes
+        self._place_of_tail: dict[int, Digest] = {}
 
     @property
     def available(self) -> int:
         """How many blocks a new session could take."""
         return len(self._free) + len(self._cached)
+
+    @property
+    def leased(self) -> int:
+        """How many of them are kept for a conversation's next turn while there are others to take."""
+        return self._cached.leased
 
     def match(self, digests: Sequence[Digest]) -> list[int]:
         """The blocks published under the longest known prefix of `digests`. Takes nothing."""
@@ -68,7 +80,7 @@ class BlockPool:
                 f"the KV cache has {self.available - revived} of {self.num_blocks} blocks left, but {fresh} are needed"
             )
         for block in shared:
-            self._cached.pop(block, None)
+            self._cached.remove(block)
             self._holders[block] += 1
         while len(self._free) < fresh:
             self._evict()
@@ -84,8 +96,8 @@ class BlockPool:
             self._holders[block] -= 1
             if self._holders[block]:
                 continue
-            if block in self._digest_by_block:
-                self._cached[block] = None
+            if block in self._digest_by_block or block in self._place_of_tail:
+                self._cached.add(block)
             else:
                 self._free.add(block)
 
@@ -97,6 +109,33 @@ class BlockPool:
             self._block_by_digest[digest] = block
             self._digest_by_block[block] = digest
 
+    def keep(self, digests: Sequence[Digest], seconds: float) -> None:
+        """Evict the blocks published under these last, for so long."""
+        self._cached.lease(self.match(digests), seconds)
+
+    def keep_tail(self, block: int, previous: Digest, tokens: Sequence[int], seconds: float) -> None:
+        """Offer a held, partly written block, which is written to no more, after the block (or root) `previous`."""
+        assert self._holders[block] == 1
+        assert block not in self._digest_by_block
+        tails = self._tails.get(previous, {})
+        for known in [known for known, content in tails.items() if content == tuple(tokens[: len(content)])]:
+            self._drop_tail(known)
+        if len(tails) >= MAX_TAILS:
+            self._drop_tail(next(iter(tails)))
+        self._tails.setdefault(previous, {})[block] = tuple(tokens)
+        self._place_of_tail[block] = previous
+        self._cached.lease([block], seconds)
+
+    def match_tail(self, previous: Digest, tokens: Sequence[int]) -> tuple[int, int]:
+        """The tail after `previous` that begins most like `tokens`, and how many are equal. Takes nothing."""
+        best = (0, 0)
+        for block, content in self._tails.get(previous, {}).items():
+            count = next((n for n, (a, b) in enumerate(zip(content, tokens, strict=False)) if a != b), None)
+            length = min(len(content), len(tokens)) if count is None else count
+            if length > best[1]:
+                best = (block, length)
+        return best
+
     def is_shared(self, block: int) -> bool:
         """True if more than one session holds the block."""
         return self._holders[block] > 1
@@ -107,8 +146,22 @@ class BlockPool:
         digest = self._digest_by_block.pop(block, None)
         if digest is not None:
             del self._block_by_digest[digest]
+            self._cached.forget(block)
 
     def _evict(self) -> None:
-        block, _ = self._cached.popitem(last=False)
+        block = self._cached.first()
+        if block in self._place_of_tail:
+            self._drop_tail(block)
+            return
         del self._block_by_digest[self._digest_by_block.pop(block)]
+        self._cached.forget(block)
         self._free.add(block)
+
+    def _drop_tail(self, block: int) -> None:
+        previous = self._place_of_tail.pop(block)
+        del self._tails[previous][block]
+        if not self._tails[previous]:
+            del self._tails[previous]
+        self._cached.forget(block)
+        if self._holders[block] == 0:
+            self._free.add(block)

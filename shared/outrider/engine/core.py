@@ -147,7 +147,10 @@ class ReplicaCore(ABC, Generic[Work]):
             case Open():
                 return self._open(peer, item)
             case Close():
-                self.sessions.remove(self.sessions.find(peer, item.key))
+                session = self.sessions.find(peer, item.key)
+                if item.keep_s > 0:
+                    session.sequence.keep(item.keep_s)
+                self.sessions.remove(session)
                 return Closed(item.key)
             case Advance():
                 session = self.sessions.find(peer, item.key)

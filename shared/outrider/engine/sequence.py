@@ -42,10 +42,14 @@ class KvSequence:
         self._root = root_digest(salt)
         size = pool.block_size
         shared = self._match(tokens) if share else []
+        start = len(shared) * size
+        tail, copied = pool.match_tail(self._last_digest, tokens[start:-1]) if share else (0, 0)
         fresh = pool.acquire(shared, -(-max_length // size) - len(shared))
         self._blocks = [*shared, *fresh]
         self._run = _run_length(self._blocks)
-        self.cached: list[int] = list(tokens[: len(shared) * size])
+        if copied:  # even if the tail was just evicted: nothing is written before the moves are made
+            moves.add(range(tail * size, tail * size + copied), self._slot_list(start, start + copied))
+        self.cached: list[int] = list(tokens[: start + copied])
 
     @property
     def blocks(self) -> Sequence[int]:
@@ -100,12 +104,29 @@ class KvSequence:
         if total > self.max_length:
             raise InvalidArgument("tokens", total, f"at most max_length, {self.max_length}")
 
+    def keep(self, seconds: float) -> None:
+        """Have what is cached outlast, once this is closed, what is under no lease; the last tokens too.
+
+        Only `close` may follow.
+        """
+        if not self._share:
+            return
+        size = self._pool.block_size
+        full = len(self._digests)
+        if tail := self.cached[full * size :]:
+            self._pool.keep_tail(self._blocks[full], self._last_digest, tail, seconds)
+        self._pool.keep(self._digests, seconds)
+
     def close(self) -> None:
         """Let go of all blocks; the full ones stay in the prefix cache."""
         self._pool.release(self._blocks)
         self._blocks = []
         self.cached = []
         self.tree = NO_TREE
+
+    @property
+    def _last_digest(self) -> Digest:
+        return self._digests[-1] if self._digests else self._root
 
     def _match(self, tokens: Sequence[int]) -> list[int]:
         size = self._pool.block_size
@@ -170,8 +191,7 @@ class KvSequence:
             return
         size = self._pool.block_size
         for index in range(len(self._digests), len(self.cached) // size):
-            previous = self._digests[-1] if self._digests else self._root
-            self._digests.append(chain_digest(previous, self.cached[index * size : (index + 1) * size]))
+            self._digests.append(chain_digest(self._last_digest, self.cached[index * size : (index + 1) * size]))
             self._pool.publish(self._blocks[index], self._digests[-1])
 
 

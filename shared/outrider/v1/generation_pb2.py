@@ -27,17 +27,17 @@ from outrider.v1 import model_pb2 as outrider_dot_v1_dot_model__pb2
 from outrider.v1 import sampling_pb2 as outrider_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17outrider/v1/model.proto\x1a\x1aoutrider/v1/sampling.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\"\xbf\x01\n\x0bSpeculation\x12%\n\x07\x64rafter\x18\x01 \x01(\x0e\x32\x14.outrider.v1.Drafter\x12\x1d\n\x10max_draft_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12)\n\x04rule\x18\x03 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\x12\x19\n\x0c\x66ixed_length\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x13\n\x11_max_draft_tokensB\x0f\n\r_fixed_length\"\xa3\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x11\n\x04seed\x18\n \x01(\x06H\x02\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x03\x88\x01\x01\x12-\n\x0bspeculation\x18\x0c \x01(\x0b\x32\x18.outrider.v1.Speculation\x12\x14\n\x0cinclude_stop\x18\r \x01(\x08\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobs\"k\n\x10GenerateResponse\x12#\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x12.outrider.v1.DeltaH\x00\x12)\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x15.outrider.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"V\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\"X\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12$\n\x03top\x18\x03 \x03(\x0b\x32\x17.outrider.v1.TopLogprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x8b\x02\n\x08\x46inished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x13\n\tstop_text\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\rH\x00\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x0c\n\x04seed\x18\x06 \x01(\x06\x12\x32\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\x12%\n\x07timings\x18\x08 \x01(\x0b\x32\x14.outrider.v1.TimingsB\x06\n\x04stop\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x9d\x03\n\x10SpeculationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x17\n\x0fproposed_tokens\x18\x02 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\r\x12\x1c\n\x0f\x61\x63\x63\x65ptance_rate\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\x0f\x61\x63\x63\x65pted_length\x18\x05 \x01(\x01\x12\x12\n\nwire_bytes\x18\x06 \x01(\x04\x12%\n\x07\x64rafter\x18\x07 \x01(\x0e\x32\x14.outrider.v1.Drafter\x12)\n\x04rule\x18\x08 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\x12\x17\n\x0f\x66\x61llback_reason\x18\t \x01(\t\x12\x14\n\x0cplain_rounds\x18\n \x01(\r\x12)\n\x07sources\x18\x0b \x03(\x0b\x32\x18.outrider.v1.SourceStats\x12\x10\n\x08look_ups\x18\x0c \x01(\r\x12\x0c\n\x04hits\x18\r \x01(\r\x12\x1c\n\x14\x64rafted_ahead_tokens\x18\x0e \x01(\rB\x12\n\x10_acceptance_rate\"u\n\x0bSourceStats\x12$\n\x06source\x18\x01 \x01(\x0e\x32\x14.outrider.v1.Drafter\x12\x0e\n\x06rounds\x18\x02 \x01(\r\x12\x17\n\x0fproposed_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\r\"\x8e\x01\n\x07Timings\x12)\n\x06queued\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\" \n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\x08\"M\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x15\n\x13GetModelInfoRequest\"\xae\x01\n\x14GetModelInfoResponse\x12&\n\x06target\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12&\n\x06\x64rafts\x18\x02 \x03(\x0b\x32\x16.outrider.v1.ModelInfo\x12\x35\n\x13\x64\x65\x66\x61ult_speculation\x18\x03 \x01(\x0b\x32\x18.outrider.v1.Speculation\x12\x0f\n\x07version\x18\x04 \x01(\t*l\n\x07\x44rafter\x12\x17\n\x13\x44RAFTER_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x44RAFTER_NONE\x10\x01\x12\x11\n\rDRAFTER_NGRAM\x10\x02\x12\x11\n\rDRAFTER_MODEL\x10\x03\x12\x10\n\x0c\x44RAFTER_AUTO\x10\x04*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xbc\x02\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12>\n\x05\x41\x62ort\x12\x19.outrider.v1.AbortRequest\x1a\x1a.outrider.v1.AbortResponse\x12G\n\x08Tokenize\x12\x1c.outrider.v1.TokenizeRequest\x1a\x1d.outrider.v1.TokenizeResponse\x12S\n\x0cGetModelInfo\x12 .outrider.v1.GetModelInfoRequest\x1a!.outrider.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17outrider/v1/model.proto\x1a\x1aoutrider/v1/sampling.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\"\xbf\x01\n\x0bSpeculation\x12%\n\x07\x64rafter\x18\x01 \x01(\x0e\x32\x14.outrider.v1.Drafter\x12\x1d\n\x10max_draft_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x12)\n\x04rule\x18\x03 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\x12\x19\n\x0c\x66ixed_length\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x13\n\x11_max_draft_tokensB\x0f\n\r_fixed_length\"\xb7\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x11\n\x04seed\x18\n \x01(\x06H\x02\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x03\x88\x01\x01\x12-\n\x0bspeculation\x18\x0c \x01(\x0b\x32\x18.outrider.v1.Speculation\x12\x14\n\x0cinclude_stop\x18\r \x01(\x08\x12\x12\n\nsession_id\x18\x0e \x01(\tB\x07\n\x05inputB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobs\"k\n\x10GenerateResponse\x12#\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x12.outrider.v1.DeltaH\x00\x12)\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x15.outrider.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"V\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\"X\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12$\n\x03top\x18\x03 \x03(\x0b\x32\x17.outrider.v1.TopLogprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x8b\x02\n\x08\x46inished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x13\n\tstop_text\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\rH\x00\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x0c\n\x04seed\x18\x06 \x01(\x06\x12\x32\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\x12%\n\x07timings\x18\x08 \x01(\x0b\x32\x14.outrider.v1.TimingsB\x06\n\x04stop\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x9d\x03\n\x10SpeculationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x17\n\x0fproposed_tokens\x18\x02 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\r\x12\x1c\n\x0f\x61\x63\x63\x65ptance_rate\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\x0f\x61\x63\x63\x65pted_length\x18\x05 \x01(\x01\x12\x12\n\nwire_bytes\x18\x06 \x01(\x04\x12%\n\x07\x64rafter\x18\x07 \x01(\x0e\x32\x14.outrider.v1.Drafter\x12)\n\x04rule\x18\x08 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\x12\x17\n\x0f\x66\x61llback_reason\x18\t \x01(\t\x12\x14\n\x0cplain_rounds\x18\n \x01(\r\x12)\n\x07sources\x18\x0b \x03(\x0b\x32\x18.outrider.v1.SourceStats\x12\x10\n\x08look_ups\x18\x0c \x01(\r\x12\x0c\n\x04hits\x18\r \x01(\r\x12\x1c\n\x14\x64rafted_ahead_tokens\x18\x0e \x01(\rB\x12\n\x10_acceptance_rate\"u\n\x0bSourceStats\x12$\n\x06source\x18\x01 \x01(\x0e\x32\x14.outrider.v1.Drafter\x12\x0e\n\x06rounds\x18\x02 \x01(\r\x12\x17\n\x0fproposed_tokens\x18\x03 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\r\"\x8e\x01\n\x07Timings\x12)\n\x06queued\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\" \n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\x08\"M\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x15\n\x13GetModelInfoRequest\"\xae\x01\n\x14GetModelInfoResponse\x12&\n\x06target\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12&\n\x06\x64rafts\x18\x02 \x03(\x0b\x32\x16.outrider.v1.ModelInfo\x12\x35\n\x13\x64\x65\x66\x61ult_speculation\x18\x03 \x01(\x0b\x32\x18.outrider.v1.Speculation\x12\x0f\n\x07version\x18\x04 \x01(\t*l\n\x07\x44rafter\x12\x17\n\x13\x44RAFTER_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x44RAFTER_NONE\x10\x01\x12\x11\n\rDRAFTER_NGRAM\x10\x02\x12\x11\n\rDRAFTER_MODEL\x10\x03\x12\x10\n\x0c\x44RAFTER_AUTO\x10\x04*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xbc\x02\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12>\n\x05\x41\x62ort\x12\x19.outrider.v1.AbortRequest\x1a\x1a.outrider.v1.AbortResponse\x12G\n\x08Tokenize\x12\x1c.outrider.v1.TokenizeRequest\x1a\x1d.outrider.v1.TokenizeResponse\x12S\n\x0cGetModelInfo\x12 .outrider.v1.GetModelInfoRequest\x1a!.outrider.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAFTER']._serialized_start=2625
-  _globals['_DRAFTER']._serialized_end=2733
-  _globals['_FINISHREASON']._serialized_start=2735
-  _globals['_FINISHREASON']._serialized_end=2855
+  _globals['_DRAFTER']._serialized_start=2645
+  _globals['_DRAFTER']._serialized_end=2753
+  _globals['_FINISHREASON']._serialized_start=2755
+  _globals['_FINISHREASON']._serialized_end=2875
   _globals['_TOKENIDS']._serialized_start=130
   _globals['_TOKENIDS']._serialized_end=153
   _globals['_CHATMESSAGE']._serialized_start=155
@@ -47,37 +47,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SPECULATION']._serialized_start=254
   _globals['_SPECULATION']._serialized_end=445
   _globals['_GENERATEREQUEST']._serialized_start=448
-  _globals['_GENERATEREQUEST']._serialized_end=867
-  _globals['_GENERATERESPONSE']._serialized_start=869
-  _globals['_GENERATERESPONSE']._serialized_end=976
-  _globals['_DELTA']._serialized_start=978
-  _globals['_DELTA']._serialized_end=1064
-  _globals['_TOKENLOGPROBS']._serialized_start=1066
-  _globals['_TOKENLOGPROBS']._serialized_end=1154
-  _globals['_TOPLOGPROB']._serialized_start=1156
-  _globals['_TOPLOGPROB']._serialized_end=1203
-  _globals['_FINISHED']._serialized_start=1206
-  _globals['_FINISHED']._serialized_end=1473
-  _globals['_USAGE']._serialized_start=1475
-  _globals['_USAGE']._serialized_end=1555
-  _globals['_SPECULATIONSTATS']._serialized_start=1558
-  _globals['_SPECULATIONSTATS']._serialized_end=1971
-  _globals['_SOURCESTATS']._serialized_start=1973
-  _globals['_SOURCESTATS']._serialized_end=2090
-  _globals['_TIMINGS']._serialized_start=2093
-  _globals['_TIMINGS']._serialized_end=2235
-  _globals['_ABORTREQUEST']._serialized_start=2237
-  _globals['_ABORTREQUEST']._serialized_end=2271
-  _globals['_ABORTRESPONSE']._serialized_start=2273
-  _globals['_ABORTRESPONSE']._serialized_end=2305
-  _globals['_TOKENIZEREQUEST']._serialized_start=2307
-  _globals['_TOKENIZEREQUEST']._serialized_end=2384
-  _globals['_TOKENIZERESPONSE']._serialized_start=2386
-  _globals['_TOKENIZERESPONSE']._serialized_end=2423
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2425
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2446
-  _globals['_GETMODELINFORESPONSE']._serialized_start=2449
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2623
-  _globals['_GENERATIONSERVICE']._serialized_start=2858
-  _globals['_GENERATIONSERVICE']._serialized_end=3174
+  _globals['_GENERATEREQUEST']._serialized_end=887
+  _globals['_GENERATERESPONSE']._serialized_start=889
+  _globals['_GENERATERESPONSE']._serialized_end=996
+  _globals['_DELTA']._serialized_start=998
+  _globals['_DELTA']._serialized_end=1084
+  _globals['_TOKENLOGPROBS']._serialized_start=1086
+  _globals['_TOKENLOGPROBS']._serialized_end=1174
+  _globals['_TOPLOGPROB']._serialized_start=1176
+  _globals['_TOPLOGPROB']._serialized_end=1223
+  _globals['_FINISHED']._serialized_start=1226
+  _globals['_FINISHED']._serialized_end=1493
+  _globals['_USAGE']._serialized_start=1495
+  _globals['_USAGE']._serialized_end=1575
+  _globals['_SPECULATIONSTATS']._serialized_start=1578
+  _globals['_SPECULATIONSTATS']._serialized_end=1991
+  _globals['_SOURCESTATS']._serialized_start=1993
+  _globals['_SOURCESTATS']._serialized_end=2110
+  _globals['_TIMINGS']._serialized_start=2113
+  _globals['_TIMINGS']._serialized_end=2255
+  _globals['_ABORTREQUEST']._serialized_start=2257
+  _globals['_ABORTREQUEST']._serialized_end=2291
+  _globals['_ABORTRESPONSE']._serialized_start=2293
+  _globals['_ABORTRESPONSE']._serialized_end=2325
+  _globals['_TOKENIZEREQUEST']._serialized_start=2327
+  _globals['_TOKENIZEREQUEST']._serialized_end=2404
+  _globals['_TOKENIZERESPONSE']._serialized_start=2406
+  _globals['_TOKENIZERESPONSE']._serialized_end=2443
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2445
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2466
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2469
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2643
+  _globals['_GENERATIONSERVICE']._serialized_start=2878
+  _globals['_GENERATIONSERVICE']._serialized_end=3194
 # @@protoc_insertion_point(module_scope)

@@ -198,6 +198,7 @@ class GenerateRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client (to Abort with) or, if empty, by the coordinator."""
     text: _builtins.str
@@ -210,6 +211,10 @@ class GenerateRequest(_message.Message):
     """Report each token's logprob and this many alternatives; absent: none."""
     include_stop: _builtins.bool
     """Keep the stop string in the text."""
+    session_id: _builtins.str
+    """Chosen by the client, the same for every turn of a conversation: what a turn computed is kept for the next one, and
+    the next one goes where it is kept. It changes nothing but the time; `input` is the whole conversation in each turn.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -242,10 +247,11 @@ class GenerateRequest(_message.Message):
         logprobs: _builtins.int | None = ...,
         speculation: Global___Speculation | None = ...,
         include_stop: _builtins.bool = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "session_id", b"session_id", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -426,7 +432,7 @@ class Usage(_message.Message):
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     cached_tokens: _builtins.int
-    """Prompt tokens whose KV came from the prefix cache."""
+    """Prompt tokens whose KV was there already: from the conversation's last turn or any other prompt that begins alike."""
     def __init__(
         self,
         *,

@@ -348,12 +348,17 @@ Global___Advance: _TypeAlias = Advance  # noqa: Y015
 class Close(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    KEEP_MS_FIELD_NUMBER: _builtins.int
+    keep_ms: _builtins.int
+    """Evict the session's blocks, the last one too, after those of other sessions for so long; 0: as any other's."""
     def __init__(
         self,
+        *,
+        keep_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_ms", b"keep_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from outrider.engine.blocks import BlockPool, chain_digest, root_digest
+from outrider.engine.blocks import MAX_TAILS, BlockPool, chain_digest, root_digest
 from outrider.engine.runs import FreeRuns
 from outrider.errors import ResourceExhausted
 
@@ -45,6 +45,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(BLOCKS, SIZE)
         self.holdings: list[Holding] = []
         self.content: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.tails: dict[int, tuple[bytes, tuple[int, ...]]] = {}  # what was last offered in each block
 
     @rule(tokens=texts, salt=salts, extra=st.integers(0, BLOCKS))
     def open(self, tokens: list[int], salt: str, extra: int) -> None:
@@ -82,6 +83,29 @@ class PoolMachine(RuleBasedStateMachine):
     def close(self, data: st.DataObject) -> None:
         holding = self.holdings.pop(data.draw(st.integers(0, len(self.holdings) - 1)))
         self.pool.release(holding.blocks)
+
+    @precondition(lambda self: self.holdings)
+    @rule(data=st.data())
+    def close_and_keep(self, data: st.DataObject) -> None:
+        """As a sequence does: what is published is kept, and one block after it, if it has any token."""
+        holding = self.holdings.pop(data.draw(st.integers(0, len(self.holdings) - 1)))
+        digests = digests_of(holding.tokens, holding.salt)[: holding.published]
+        tail = holding.tokens[holding.published * SIZE :][: SIZE - 1]
+        if tail and holding.published < len(holding.blocks):
+            previous = digests[-1] if digests else root_digest(holding.salt)
+            self.pool.keep_tail(holding.blocks[holding.published], previous, tail, 60.0)
+            self.tails[holding.blocks[holding.published]] = (previous, tuple(tail))
+        self.pool.keep(digests, 60.0)
+        self.pool.release(holding.blocks)
+
+    @rule(tokens=texts, salt=salts)
+    def look_for_a_tail(self, tokens: list[int], salt: str) -> None:
+        block, count = self.pool.match_tail(root_digest(salt), tokens)
+        if count:
+            previous, content = self.tails[block]
+            assert previous == root_digest(salt)
+            assert content[:count] == tuple(tokens[:count])
+            assert not any(block in holding.blocks for holding in self.holdings)
 
     @precondition(lambda self: self.holdings)
     @rule(data=st.data())
@@ -183,6 +207,76 @@ def test_the_same_content_twice_is_published_once(pool: BlockPool) -> None:
     pool.release(second)
     assert pool.match([digest]) == first
     assert pool.available == 3
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_is_under_a_lease_is_evicted_last_but_before_anybody_is_refused() -> None:
+    clock = Clock()
+    pool = BlockPool(4, SIZE, clock)
+    kept = pool.acquire((), 2)
+    digests = digests_of([1, 2, 3, 4], "")
+    for block, digest in zip(kept, digests, strict=True):
+        pool.publish(block, digest)
+    pool.keep(digests, 10.0)
+    pool.release(kept)
+    other = publish_and_release(pool, [5, 6, 7, 8])  # used later, yet it goes first
+    assert pool.leased == 2
+    assert set(pool.acquire((), 2)) == set(other)
+    assert pool.match(digests) == kept
+    assert pool.acquire((), 1) == [kept[1]]  # the tail before its head
+    assert pool.acquire((), 1) == [kept[0]]
+    with pytest.raises(ResourceExhausted):
+        pool.acquire((), 1)
+
+
+def test_a_lease_ends_and_then_its_blocks_go_first() -> None:
+    clock = Clock()
+    pool = BlockPool(4, SIZE, clock)
+    kept = publish_and_release(pool, [1, 2, 3, 4])
+    pool.keep(digests_of([1, 2, 3, 4], ""), 10.0)
+    publish_and_release(pool, [5, 6, 7, 8])
+    clock.now = 5.0
+    pool.keep(digests_of([1, 2], ""), 10.0)  # another conversation goes on from the first block alone
+    clock.now = 12.0
+    assert pool.leased == 1
+    assert pool.acquire((), 1) == [kept[1]]
+    clock.now = 15.0
+    assert pool.leased == 0
+    assert pool.acquire((), 1) == [kept[0]]
+
+
+def test_a_lease_survives_somebody_elses_use_of_its_blocks() -> None:
+    pool = BlockPool(4, SIZE, Clock())
+    kept = publish_and_release(pool, [1, 2, 3, 4])
+    pool.keep(digests_of([1, 2, 3, 4], ""), 10.0)
+    pool.acquire(kept[:1], 0)
+    assert pool.leased == 1
+    pool.release(kept[:1])
+    assert pool.leased == 2
+
+
+def test_of_tails_only_the_newest_are_known_and_none_that_another_one_continues() -> None:
+    pool, root = BlockPool(2 * MAX_TAILS, 4), root_digest("")
+    for number in range(MAX_TAILS + 3):
+        (block,) = pool.acquire((), 1)
+        pool.keep_tail(block, root, [number, 0], 10.0)
+        pool.release([block])
+    assert pool.match_tail(root, [0, 0])[1] == 0
+    assert pool.match_tail(root, [5, 0, 7])[1] == 2
+    assert pool.leased == MAX_TAILS
+    (block,) = pool.acquire((), 1)
+    pool.keep_tail(block, root, [5, 0, 7], 10.0)
+    pool.release([block])
+    assert pool.match_tail(root, [5, 0, 7]) == (block, 3)
+    assert pool.leased == MAX_TAILS
+    assert pool.available == 2 * MAX_TAILS
 
 
 def test_fresh_blocks_follow_the_shared_ones_where_they_can() -> None:

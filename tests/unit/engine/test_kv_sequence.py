@@ -125,6 +125,22 @@ class SequenceMachine(RuleBasedStateMachine):
     def close(self, data: st.DataObject) -> None:
         self.sessions.pop(data.draw(st.integers(0, len(self.sessions) - 1))).close()
 
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data())
+    def close_and_keep(self, data: st.DataObject) -> None:
+        sequence = self.sessions.pop(data.draw(st.integers(0, len(self.sessions) - 1)))
+        cached, salt, room = list(sequence.cached), self.memory.salts[sequence], sequence.max_length
+        sequence.keep(60.0)
+        sequence.close()
+        again = self.memory.open([*cached, 0], room + 1, salt) if self.has_room_for(room + 1) else None
+        if again is not None:
+            assert again.cached == cached  # nothing that it knew is computed again
+            self.sessions.append(again)
+
+    def has_room_for(self, tokens: int) -> bool:
+        """Whatever it shares."""
+        return self.memory.pool.available >= -(-tokens // SIZE)
+
     @invariant()
     def every_slot_holds_its_text(self) -> None:
         for sequence in self.sessions:
@@ -229,6 +245,46 @@ def test_a_session_reserves_its_worst_case() -> None:
     memory.assert_right(sequence)
     sequence.close()
     assert memory.pool.available == BLOCKS
+
+
+def test_a_kept_conversation_goes_on_where_it_ended_and_from_where_it_still_agrees() -> None:
+    memory = Memory()
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    first = memory.open(text, 9)
+    memory.forward(first, text)
+    first.keep(60.0)
+    first.close()
+    goes_on = memory.open([*text, 9, 9], 12)
+    assert goes_on.cached == text
+    memory.forward(goes_on, [9, 9])
+    memory.assert_right(goes_on)
+    another = memory.open([*text[:7], 9, 9], 9)
+    assert another.cached == text[:7]
+    memory.forward(another, [9, 9])
+    memory.assert_right(another)
+    assert memory.open(text[:8], 9).cached == text[:7]  # the last token is computed, whatever is known
+    assert memory.open([1, 2, 3, 9], 6).cached == text[:3]
+
+
+def test_without_the_wish_to_keep_it_a_last_block_that_is_not_full_is_gone() -> None:
+    memory = Memory()
+    first = memory.open([1, 2, 3, 4, 5], 9)
+    memory.forward(first, [1, 2, 3, 4, 5])
+    first.close()
+    assert memory.open([1, 2, 3, 4, 5, 6], 9).cached == [1, 2, 3]
+
+
+def test_a_tail_that_is_evicted_for_the_very_session_that_copies_it_is_copied_all_the_same() -> None:
+    memory = Memory(blocks=2)
+    first = memory.open([1, 2, 3, 4, 5], 6)
+    memory.forward(first, [1, 2, 3, 4, 5])
+    first.keep(60.0)
+    first.close()
+    second = memory.open([1, 2, 3, 4, 5, 6], 6)
+    assert second.cached == [1, 2, 3, 4, 5]
+    memory.assert_right(second)
+    memory.forward(second, [6])
+    memory.assert_right(second)
 
 
 @given(
