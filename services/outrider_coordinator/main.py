@@ -64,7 +64,14 @@ class Coordinator:
         store: Store = InProcessStore(name)
         if self._registry is not None:
             store = RedisStore(self._registry, name, ttl_s=settings.binding_ttl_s)
-        self.replicas = Replicas(settings.verifiers, settings.drafts, store, name=name, tls=settings.client_tls)
+        self.replicas = Replicas(
+            settings.verifiers,
+            settings.drafts,
+            store,
+            name=name,
+            tls=settings.client_tls,
+            silence_s=settings.replica_silence_s,
+        )
         self.generations = Generations(self.replicas, settings)
         defaults = Defaults(settings.speculation, settings.default_max_tokens, settings.limits)
         servicer = GenerationServicer(self.replicas, self.generations, defaults)

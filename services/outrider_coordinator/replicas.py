@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from outrider.errors import Unavailable
 from outrider.protocol.items import DraftReply, DraftRequest, VerifierReply, VerifierRequest
@@ -15,6 +15,7 @@ from outrider.routing.records import Role
 from outrider.routing.store import Binding, Store
 from outrider.routing.view import View
 from outrider.rpc import codec
+from outrider.rpc.channel import SILENCE_S
 from outrider.rpc.replica_link import ReplicaLink
 from outrider.rpc.tls import ClientTls
 from outrider.telemetry import metrics
@@ -39,16 +40,19 @@ class Replicas:
         *,
         name: str,
         tls: ClientTls | None = None,
+        silence_s: float = SILENCE_S,
     ) -> None:
         """`verifiers` and `drafts` are fixed addresses, host:port; without `tls` connections to them are unencrypted.
 
-        `name` is unlike that of any other coordinator that shares the store.
+        `name` is unlike that of any other coordinator that shares the store. A replica counts as lost after `silence_s`
+        seconds without a sign of life.
         """
         self._name = name
         self._store = store
         self._pairing = pairing = Pairing()
-        verifier = partial(ReplicaLink, codec.VERIFIER, pair=pairing.verifier, coordinator=name, tls=tls)
-        draft = partial(ReplicaLink, codec.DRAFT, pair=pairing.draft, coordinator=name, tls=tls)
+        common: dict[str, Any] = {"coordinator": name, "tls": tls, "silence_s": silence_s}
+        verifier = partial(ReplicaLink, codec.VERIFIER, pair=pairing.verifier, **common)
+        draft = partial(ReplicaLink, codec.DRAFT, pair=pairing.draft, **common)
         self._verifiers: Links[VerifierLink] = Links(lambda address: verifier(address), verifiers)
         self._drafts: Links[DraftLink] = Links(lambda address: draft(address), drafts)
         self._on_verifiers = Placements(name)

@@ -78,6 +78,9 @@ class CoordinatorSettings(RegistrySettings, TlsSettings, env_prefix="OUTRIDER_CO
         120.0, gt=0, description="Longest wait for a verdict, prefill included, in seconds."
     )
     failover_s: float = Field(30.0, gt=0, description="Longest time a session waits for a verifier, in seconds.")
+    replica_silence_s: float = Field(
+        15.0, ge=0.1, le=600, description="Seconds without a sign of life after which a replica counts as lost."
+    )
     draft_timeout_s: float = Field(2.0, gt=0, description="Longest wait for a model's guess, in seconds.")
     draft_retry_s: float = Field(5.0, gt=0, description="Pause before a lost or late draft is asked again, in seconds.")
     start_timeout_s: float = Field(300.0, gt=0, description="Longest wait for the first verifier at start, in seconds.")

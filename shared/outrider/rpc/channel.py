@@ -16,11 +16,11 @@ TOKENIZER_PIECE_BYTES = 1 << 20
 
 _SIZES = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES)]
 
+SILENCE_S = 15.0
+"""After so many seconds without a sign of life a peer counts as gone: its machine or the network is, or it hangs."""
+
 CHANNEL_OPTIONS = [
     *_SIZES,
-    # A peer that vanished without a word is noticed within 15 s.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # A replica that restarts is found again quickly.
@@ -40,11 +40,19 @@ SERVER_OPTIONS = [
 ]
 
 
-def open_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
-    """A channel to `host:port`, encrypted with `tls`, whose files are read now. Raise ConfigError if they are bad."""
+def open_channel(address: str, tls: ClientTls | None = None, *, silence_s: float = SILENCE_S) -> grpc.aio.Channel:
+    """A channel to `host:port`, encrypted with `tls`, whose files are read now. Raise ConfigError if they are bad.
+
+    Its calls fail after `silence_s` seconds without a sign of life: a ping after two thirds, its answer in the rest.
+    """
+    options = [
+        *CHANNEL_OPTIONS,
+        ("grpc.keepalive_time_ms", round(silence_s * 2000 / 3)),
+        ("grpc.keepalive_timeout_ms", round(silence_s * 1000 / 3)),
+    ]
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, tls.credentials(), options=options)
 
 
 def is_loopback(address: str) -> bool:

@@ -12,7 +12,7 @@ import grpc.aio
 from outrider.errors import DeadlineExceeded, FailedPrecondition, InternalError, OutriderError, Unavailable
 from outrider.protocol.items import PROTOCOL_VERSION, Failed, FailureCode, Key, ModelInfo
 from outrider.rpc import convert
-from outrider.rpc.channel import open_channel
+from outrider.rpc.channel import SILENCE_S, open_channel
 from outrider.rpc.codec import Codec
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.tls import ClientTls
@@ -73,7 +73,9 @@ class ReplicaLink(Generic[Item, Reply]):
         pair: Pair,
         coordinator: str,
         tls: ClientTls | None = None,
+        silence_s: float = SILENCE_S,
     ) -> None:
+        """`silence_s`: seconds without a sign of life after which the replica counts as lost."""
         self.address = address
         self.model: ModelInfo | None = None
         self.welcome: replica_pb2.Welcome | None = None  # of the current connection
@@ -83,6 +85,7 @@ class ReplicaLink(Generic[Item, Reply]):
         self._pair = pair
         self._coordinator = coordinator
         self._tls = tls
+        self._silence_s = silence_s
         self._outbox: list[Any] = []
         self._filled = asyncio.Event()
         self._pending: dict[Key, _Pending] = {}
@@ -157,7 +160,7 @@ class ReplicaLink(Generic[Item, Reply]):
         while True:
             try:
                 # A channel for each attempt: certificates that were replaced meanwhile are read anew.
-                async with open_channel(self.address, self._tls) as channel:
+                async with open_channel(self.address, self._tls, silence_s=self._silence_s) as channel:
                     await self._connect_and_read(channel)
                 failures = 0
             except FailedPrecondition as error:

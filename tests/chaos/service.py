@@ -1,0 +1,86 @@
+"""One service, as its own main runs it, beside a thread that tells what it holds.
+
+    python -m tests.chaos.service SOCKET MODULE [FLAGS...]
+
+Whoever connects to the Unix socket gets a JSON object: open descriptors, threads, asyncio tasks, memory, and what the
+service has for sessions. Dies with the process that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import runpy
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from outrider_cli.child import die_with_parent
+
+
+def main() -> None:
+    path, module, *flags = sys.argv[1:]
+    die_with_parent(os.getppid())
+    Path(path).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    threading.Thread(target=_answer, args=(listener,), daemon=True).start()
+    sys.argv[:] = [module, *flags]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _answer(listener: socket.socket) -> None:
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(json.dumps(_held()).encode())
+
+
+def _held() -> dict[str, Any]:
+    held: dict[str, Any] = {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "memory_mb": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6,
+    }
+    for each in gc.get_objects():
+        match type(each).__qualname__:
+            case "Coordinator":
+                return held | _of_coordinator(each)
+            case "Replica" if hasattr(each, "_core"):
+                return held | _of_replica(each)
+    return held
+
+
+def _of_coordinator(coordinator: Any) -> dict[str, Any]:
+    generations, replicas = coordinator.generations, coordinator.replicas
+    links = [*replicas.verifiers, *replicas.drafts]
+    loop = coordinator._links.get_loop() if coordinator._links is not None else None
+    return {
+        "tasks": len(asyncio.all_tasks(loop)) if loop is not None else 0,
+        "running": generations.admission.running,
+        "waiting": generations.admission.waiting,
+        "names": len(generations._running),
+        "placed": sum((replicas._on_verifiers.loads() + replicas._on_drafts.loads()).values()),
+        "pending": sum(len(link._pending) for link in links),
+        "bound": len(getattr(replicas._store, "_held", ())),
+        "connected": sum(link.ready for link in links),
+    }
+
+
+def _of_replica(replica: Any) -> dict[str, Any]:
+    return {
+        "tasks": len(asyncio.all_tasks(replica._loop)),
+        "sessions": len(replica._core.sessions),
+        "used_tokens": replica._core.engine.capacity_tokens - replica._core.engine.available_tokens,
+        "streams": replica._streams._open,
+        "queue": replica._worker._inbox.qsize(),
+    }
+
+
+if __name__ == "__main__":
+    main()
