@@ -8,12 +8,13 @@ from typing import TypeVar
 
 import torch
 
+from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import NO_PROPOSAL
 from outrider.acceptance.tree import validate_tree
 from outrider.engine.batch import Feed
 from outrider.engine.core import ReplicaCore
 from outrider.engine.foresight import Foresight
-from outrider.engine.guess import Drafting, DraftSession, Guess
+from outrider.engine.guess import Drafting, DraftSession, Growing, Guess
 from outrider.engine.schedule import Demand
 from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply
 from outrider.errors import InvalidArgument
@@ -33,6 +34,7 @@ class DraftCore(ReplicaCore[Drafting]):
         assert not isinstance(item, Verify)
         if item.max_tokens > self.max_proposal:
             raise InvalidArgument("max_tokens", item.max_tokens, f"at most {self.max_proposal}")
+        self._check_siblings(session, item)
         if len(session.history) >= self.engine.info.context_length:
             raise _outgrown(session)
         return self._look_ahead(session, item) if isinstance(item, DraftAhead) else self._guess(session, item)
@@ -67,6 +69,16 @@ class DraftCore(ReplicaCore[Drafting]):
                 replies.append((session.peer, reply))
         return replies
 
+    def _check_siblings(self, session: DraftSession, item: Propose | DraftAhead) -> None:
+        if not item.siblings:
+            return
+        if session.sampling.rule is not Rule.MATCH:
+            raise InvalidArgument("siblings", item.siblings, f"empty under the {session.sampling.rule} rule")
+        if len(item.siblings) > item.max_tokens:
+            raise InvalidArgument("siblings", len(item.siblings), f"at most max_tokens, {item.max_tokens}, numbers")
+        if (nodes := item.max_tokens + sum(item.siblings)) > self.max_proposal:
+            raise InvalidArgument("max_tokens and siblings", nodes, f"at most {self.max_proposal} in all")
+
     def _guess(self, session: DraftSession, item: Propose) -> Reply | None:
         # The KV of all guessed tokens but the last is written.
         room = session.sequence.max_length - len(session.history) + 1
@@ -74,7 +86,7 @@ class DraftCore(ReplicaCore[Drafting]):
             raise _outgrown(session)
         if item.max_tokens == 0:
             return Drafted(item.key, NO_PROPOSAL)
-        session.work = Guess(min(item.max_tokens, room))
+        session.work = Guess(min(item.max_tokens, room), Growing(item.siblings))
         return None
 
     def _look_ahead(self, session: DraftSession, item: DraftAhead) -> Reply | None:

@@ -8,12 +8,11 @@ verifier, so what was drafted ahead costs no second pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, SparseQ
 from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.batch import Feed
-from outrider.engine.guess import DraftSession
+from outrider.engine.guess import DraftSession, Growing
 from outrider.engine.schedule import Demand
 from outrider.protocol.items import DraftAhead, DraftedAhead, Foreseen
 from outrider.sampling.draft import DraftedToken, DraftRow
@@ -26,9 +25,13 @@ class Branch:
     node: int  # last accepted node in flight, or ROOT
     path: tuple[int, ...]  # tokens of the accepted nodes
     next_token: int
-    tokens: list[int] = field(default_factory=list)  # drafted after `next_token`
-    q: list[SparseQ] = field(default_factory=list)
+    growing: Growing  # what is drafted after `next_token`
     leaf: int = ROOT  # node of the newest token whose KV is there
+
+    @property
+    def tokens(self) -> list[int]:
+        """The drafted tokens, without their siblings."""
+        return self.growing.tokens
 
     @property
     def newest(self) -> int:
@@ -38,8 +41,7 @@ class Branch:
     @property
     def foreseen(self) -> Foreseen:
         """As the coordinator gets it."""
-        proposal = Proposal(TokenTree.chain(self.tokens), Source.MODEL, tuple(self.q)) if self.tokens else NO_PROPOSAL
-        return Foreseen(self.node, self.next_token, proposal)
+        return Foreseen(self.node, self.next_token, self.growing.proposal)
 
 
 class Foresight:
@@ -49,6 +51,7 @@ class Foresight:
         """`max_tokens` and `most_branches`: what there is room for."""
         self._in_flight = item.in_flight
         self._wanted = item.branches
+        self._siblings = item.siblings
         self._max_tokens = max_tokens
         self._most_branches = most_branches
         self._branches: list[Branch] | None = None
@@ -56,8 +59,13 @@ class Foresight:
 
     @property
     def ranks(self) -> int:
-        """In the first pass as many as the widest outcome wants, and those in flight, which are no outcomes there."""
-        return max(self._wanted) + len(self._in_flight) if self._branches is None else 0
+        """In the first pass as many as the widest outcome wants, and those in flight, which are no outcomes there.
+
+        All branches are equally long, so later each wants the same.
+        """
+        if self._branches is None:
+            return max(self._wanted) + len(self._in_flight)
+        return self._growing[0].growing.ranks
 
     def demand(self, session: DraftSession) -> Demand:
         """The rest of the history and what is in flight; later one node a branch."""
@@ -87,35 +95,49 @@ class Foresight:
         ]
 
     def take_ranked(self, session: DraftSession, ranked: Sequence[tuple[int, ...]]) -> None:
-        """Begin the branches: at each node its likeliest next tokens that are not in flight already."""
-        self._branches = []
-        for node, (tokens, wanted) in enumerate(zip(ranked, self._wanted, strict=True), start=ROOT):
-            in_flight = {self._in_flight.tokens[child] for child in self._in_flight.children(node)}
-            others = [t for t in tokens if t not in in_flight and t not in session.stop_token_ids]
-            self._branches += [Branch(node, self._path(node), token) for token in others[:wanted]]
-        # The longest paths come last; they are the likeliest.
-        self._branches = self._branches[-self._most_branches :]
-        self._growing = list(self._branches)
+        """Begin the branches; later one more token for each, with its siblings."""
+        if self._branches is None:
+            self._begin(session, ranked)
+            return
+        for branch, tokens in zip(self._growing, ranked, strict=True):
+            branch.growing.add_ranked(tokens)
+        self._grown(session)
 
     def take(self, session: DraftSession, drafted: Sequence[DraftedToken]) -> None:
         """One more token for each branch."""
-        first = len(session.sequence.tree) - len(self._growing)
-        for leaf, (branch, token) in enumerate(zip(self._growing, drafted, strict=True), start=first):
-            branch.leaf = leaf
-            branch.tokens.append(token.token)
-            if token.q is not None:
-                branch.q.append(token.q)
-        self._growing = [
-            branch
-            for branch in self._growing
-            if len(branch.tokens) < self._max_tokens and branch.newest not in session.stop_token_ids
-        ]
+        for branch, token in zip(self._growing, drafted, strict=True):
+            branch.growing.add(token)
+        self._grown(session)
 
     def reply(self, session: DraftSession) -> DraftedAhead | None:
         """All branches, when none grows any more."""
         if self._branches is None or self._growing:
             return None
         return DraftedAhead(session.key, tuple(branch.foreseen for branch in self._branches))
+
+    def _begin(self, session: DraftSession, ranked: Sequence[tuple[int, ...]]) -> None:
+        """At each node its likeliest next tokens that are not in flight already."""
+        branches: list[Branch] = []
+        for node, (tokens, wanted) in enumerate(zip(ranked, self._wanted, strict=True), start=ROOT):
+            in_flight = {self._in_flight.tokens[child] for child in self._in_flight.children(node)}
+            others = [t for t in tokens if t not in in_flight and t not in session.stop_token_ids]
+            path = self._path(node)
+            branches += [Branch(node, path, token, Growing(self._siblings)) for token in others[:wanted]]
+        # Where there is no room for all, the longest paths stay; they are the likeliest.
+        branches.sort(key=lambda branch: len(branch.path))
+        self._branches = branches[-self._most_branches :]
+        self._growing = list(self._branches)
+
+    def _grown(self, session: DraftSession) -> None:
+        """The tokens that the pass ran are in place; which branches go on."""
+        first = len(session.sequence.tree) - len(self._growing)
+        for leaf, branch in enumerate(self._growing, start=first):
+            branch.leaf = leaf
+        self._growing = [
+            branch
+            for branch in self._growing
+            if len(branch.tokens) < self._max_tokens and branch.newest not in session.stop_token_ids
+        ]
 
     def _path(self, node: int) -> tuple[int, ...]:
         return tuple(self._in_flight.tokens[each] for each in self._in_flight.path(node))

@@ -1,4 +1,8 @@
-"""A drafting round: tokens guessed one after another after what is committed."""
+"""A drafting round: tokens guessed one after another after what is committed, and beside them their next likeliest.
+
+The pass that gives a token ranks the others of its place too, so these siblings cost no pass. Their KV is not computed:
+where the target takes one, it is one more committed token to run.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from outrider.acceptance.proposal import Proposal, Source, SparseQ
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, SparseQ
 from outrider.acceptance.tree import TokenTree
 from outrider.engine.batch import Feed
 from outrider.engine.schedule import Demand
@@ -45,40 +49,80 @@ DraftSession = Session[Drafting]
 
 
 @dataclass(slots=True)
+class Growing:
+    """A chain of drafted tokens with siblings beside them, `siblings[i]` at most beside the i-th."""
+
+    siblings: tuple[int, ...] = ()
+    tokens: list[int] = field(default_factory=list)
+    beside: list[tuple[int, ...]] = field(default_factory=list)  # one for each token
+    q: list[SparseQ] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> int:
+        """How many tokens are to be ranked for the next place; 0: none wants siblings, one is to be drafted."""
+        place = len(self.tokens)
+        wanted = self.siblings[place] if place < len(self.siblings) else 0
+        return wanted + 1 if wanted else 0
+
+    def add(self, token: DraftedToken) -> None:
+        """One more token without siblings."""
+        self.tokens.append(token.token)
+        self.beside.append(())
+        if token.q is not None:
+            self.q.append(token.q)
+
+    def add_ranked(self, ranked: tuple[int, ...]) -> None:
+        """One more token, the likeliest of `ranked`, and its siblings, the next ones."""
+        first, *others = ranked[: self.ranks]
+        self.tokens.append(first)
+        self.beside.append(tuple(others))
+
+    @property
+    def proposal(self) -> Proposal:
+        """What there is."""
+        if not self.tokens:
+            return NO_PROPOSAL
+        return Proposal(TokenTree.caterpillar(self.tokens, self.beside), Source.MODEL, tuple(self.q))
+
+
+@dataclass(slots=True)
 class Guess:
     """A proposal in the making. The KV of guessed tokens stays where the target accepts them."""
 
     max_tokens: int
-    tokens: list[int] = field(default_factory=list)
-    q: list[SparseQ] = field(default_factory=list)
-    ranks: int = 0
+    growing: Growing
+
+    @property
+    def ranks(self) -> int:
+        """See `Drafting`."""
+        return self.growing.ranks
 
     def demand(self, session: DraftSession) -> Demand:
         """The committed and guessed tokens without KV."""
-        return Demand(session.uncomputed + len(self.tokens), 0)
+        return Demand(session.uncomputed + len(self.growing.tokens), 0)
 
     def feed(self, session: DraftSession) -> Feed:
         """The rest of the history, or the newest guess; logits for the last of them."""
-        tokens = (session.history + self.tokens)[len(session.sequence.cached) :]
+        tokens = (session.history + self.growing.tokens)[len(session.sequence.cached) :]
         return Feed(session.sequence, tuple(tokens), want_logits=True)
 
     def rows(self, session: DraftSession) -> list[DraftRow]:
         """The next token's."""
-        return [DraftRow(session.sampling, len(session.history), tuple(self.tokens))]
+        return [DraftRow(session.sampling, len(session.history), tuple(self.growing.tokens))]
 
     def take(self, session: DraftSession, drafted: Sequence[DraftedToken]) -> None:
         """One more token."""
         (token,) = drafted
-        self.tokens.append(token.token)
-        if token.q is not None:
-            self.q.append(token.q)
+        self.growing.add(token)
 
     def take_ranked(self, session: DraftSession, ranked: Sequence[tuple[int, ...]]) -> None:
-        """Never asked for."""
-        raise AssertionError("a guess ranks nothing")
+        """One more token with its siblings."""
+        (tokens,) = ranked
+        self.growing.add_ranked(tokens)
 
     def reply(self, session: DraftSession) -> Drafted | None:
         """The proposal, when it is as long as was asked for or ends with a stop token: nothing can follow one."""
-        if len(self.tokens) < self.max_tokens and self.tokens[-1] not in session.stop_token_ids:
+        tokens = self.growing.tokens
+        if len(tokens) < self.max_tokens and tokens[-1] not in session.stop_token_ids:
             return None
-        return Drafted(session.key, Proposal(TokenTree.chain(self.tokens), Source.MODEL, tuple(self.q)))
+        return Drafted(session.key, self.growing.proposal)
