@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from outrider.errors import Unavailable
 from outrider.routing import scripts
 from outrider.routing.connection import RegistryConnection
+from outrider.routing.kept import Kept
 from outrider.routing.store import Binding, next_epoch
 from outrider.telemetry import metrics
 from outrider.telemetry.logs import get_logger
@@ -27,13 +28,15 @@ class RedisStore:
         self._owner = owner
         self._ttl_s = ttl_s
         self._held: dict[str, Binding] = {}  # bindings made here, of sessions that run here
+        self._kept: Kept[Binding] = Kept()  # bindings made here, of sessions that ended here and may go on
 
     async def find(self, session: str) -> Binding | None:
-        """See Store. While the registry is away, only the bindings made here are known."""
+        """See Store. While the registry is away, or has lost them, only the bindings made here are known."""
         try:
-            return _binding(await self._connection.run(scripts.FIND, [self._key(session)]))
+            found = _binding(await self._connection.run(scripts.FIND, [self._key(session)]))
         except Unavailable:
-            return self._held.get(session)
+            found = None
+        return found or self._held.get(session) or self._kept.get(session)
 
     async def bind(self, session: str, replica: str, incarnation: str, *, instead_of: Binding | None) -> Binding:
         """See Store."""
@@ -46,17 +49,20 @@ class RedisStore:
             stands = Binding(replica, incarnation, self._owner, next_epoch(instead_of))
         if (stands.replica, stands.incarnation, stands.owner) == (replica, incarnation, self._owner):
             self._held[session] = stands
+            self._kept.drop(session)
             metrics.bindings.add(1, {"outcome": "bound" if instead_of is None else "replaced"})
         else:
             metrics.bindings.add(1, {"outcome": "other was faster"})
         return stands
 
-    async def release(self, session: str, binding: Binding) -> None:
+    async def release(self, session: str, binding: Binding, *, keep_s: float = 0.0) -> None:
         """See Store. While the registry is away, its copy ends with its TTL."""
         if self._held.get(session) == binding:
             del self._held[session]
+            if keep_s > 0:
+                self._kept.put(session, binding, keep_s)
         try:
-            await self._connection.run(scripts.RELEASE, [self._key(session)], binding.epoch)
+            await self._let_go(session, binding)
         except Unavailable as error:
             log.debug("%s stays bound for at most %g s: %s", session, self._ttl_s, error)
 
@@ -83,7 +89,12 @@ class RedisStore:
                 del self._held[session]
         for session, held in batch:
             if self._held.get(session) != held:  # released meanwhile: this may have put it back
-                await self._connection.run(scripts.RELEASE, [self._key(session)], held.epoch)
+                await self._let_go(session, held)
+
+    async def _let_go(self, session: str, binding: Binding) -> None:
+        """Drop the registry's copy at once, or when it is no longer kept here."""
+        left_ms = round(self._kept.left_s(session, binding) * 1000)
+        await self._connection.run(scripts.RELEASE, [self._key(session)], binding.epoch, left_ms)
 
     def _key(self, session: str) -> str:
         return self._connection.key("binding", session)

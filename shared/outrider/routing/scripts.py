@@ -93,9 +93,9 @@ return lost
 """
 
 RELEASE = """
--- KEYS: binding. ARGV: epoch.
+-- KEYS: binding. ARGV: epoch, ms for which it stays (0: it ends now).
 if redis.call('HGET', KEYS[1], 'epoch') == ARGV[1] then
-  return redis.call('DEL', KEYS[1])
+  return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
 return 0
 """

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.routing.kept import Kept
+
 
 @dataclass(frozen=True, slots=True)
 class Binding:
@@ -29,8 +31,8 @@ class Store(Protocol):
         Returns the binding that stands afterwards: a new one of this store's owner, or the other's that was faster.
         """
 
-    async def release(self, session: str, binding: Binding) -> None:
-        """Drop a binding, unless the session is bound anew by now."""
+    async def release(self, session: str, binding: Binding, *, keep_s: float = 0.0) -> None:
+        """Drop a binding now or, unrenewed, after `keep_s` seconds; not if the session is bound anew by now."""
 
     async def run(self) -> None:
         """Keep the bindings made here alive until cancelled."""
@@ -48,22 +50,27 @@ class InProcessStore:
         """`owner` is the coordinator's name."""
         self._owner = owner
         self._bindings: dict[str, Binding] = {}
+        self._kept: Kept[Binding] = Kept()  # of sessions that ended and may go on
 
     async def find(self, session: str) -> Binding | None:
         """See Store."""
-        return self._bindings.get(session)
+        return self._bindings.get(session) or self._kept.get(session)
 
     async def bind(self, session: str, replica: str, incarnation: str, *, instead_of: Binding | None) -> Binding:
         """See Store."""
-        held = self._bindings.get(session)
-        if held is None or held == instead_of:
-            self._bindings[session] = Binding(replica, incarnation, self._owner, next_epoch(held))
-        return self._bindings[session]
+        held = self._bindings.get(session) or self._kept.get(session)
+        if held is not None and held != instead_of:
+            return held
+        self._kept.drop(session)
+        self._bindings[session] = made = Binding(replica, incarnation, self._owner, next_epoch(held))
+        return made
 
-    async def release(self, session: str, binding: Binding) -> None:
+    async def release(self, session: str, binding: Binding, *, keep_s: float = 0.0) -> None:
         """See Store."""
         if self._bindings.get(session) == binding:
             del self._bindings[session]
+            if keep_s > 0:
+                self._kept.put(session, binding, keep_s)
 
     async def run(self) -> None:
-        """Nothing expires here."""
+        """Nothing has to be renewed here."""

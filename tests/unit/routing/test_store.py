@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from outrider.routing.kept import Kept
 from outrider.routing.redis_store import RedisStore
 from outrider.routing.store import Binding, InProcessStore, Store
 from tests.unit.routing.conftest import Connect
@@ -98,3 +99,67 @@ async def test_renewal_puts_back_what_was_forgotten_and_leaves_what_was_taken(co
     assert await other.find("kept") == kept
     assert await other.find("taken") == theirs
     assert theirs.epoch > taken.epoch
+
+
+async def test_a_kept_binding_is_found_by_every_coordinator_until_its_time_is_up(connect: Connect) -> None:
+    mine, other = RedisStore(connect(), "mine", ttl_s=30), RedisStore(connect(), "other", ttl_s=30)
+    made = await mine.bind("c", "a:1", "i", instead_of=None)
+    await mine.release("c", made, keep_s=0.4)
+    assert await mine.find("c") == await other.find("c") == made
+    theirs = await other.bind("c", "a:1", "i", instead_of=made)  # the conversation goes on there
+    assert theirs.epoch > made.epoch
+    await mine.release("c", made, keep_s=0.4)  # too late
+    await asyncio.sleep(0.5)  # the time is what is tested
+    assert await other.find("c") == theirs
+    await other.release("c", theirs, keep_s=0.1)
+    await asyncio.sleep(0.2)
+    assert await other.find("c") is None
+
+
+async def test_bindings_kept_here_are_known_while_the_registry_has_lost_them(connect: Connect) -> None:
+    connection = connect()
+    store = RedisStore(connection, "me", ttl_s=30)
+    made = await store.bind("c", "a:1", "i", instead_of=None)
+    await store.release("c", made, keep_s=30)
+    await connection.run("return redis.call('DEL', KEYS[1])", [connection.key("binding", "c")])
+    assert await store.find("c") == made
+    again = await store.bind("c", "a:1", "i", instead_of=made)
+    assert await store.find("c") == again
+
+
+async def test_a_kept_binding_ends_and_gives_way_to_who_knows_it(store: Store) -> None:
+    made = await store.bind("c", "a:1", "i", instead_of=None)
+    await store.release("c", made, keep_s=30)
+    assert await store.bind("c", "b:1", "j", instead_of=None) == made
+    moved = await store.bind("c", "b:1", "j", instead_of=made)
+    assert moved.replica == "b:1"
+    await store.release("c", moved, keep_s=0.05)
+    await asyncio.sleep(0.1)
+    assert await store.find("c") is None
+
+
+async def test_renewing_does_not_cut_short_what_is_kept(connect: Connect) -> None:
+    """A renewal on its way while its session ends would give the binding the short time of a running one."""
+    store, other = RedisStore(connect(), "me", ttl_s=0.3), RedisStore(connect(), "other", ttl_s=30)
+    made = await store.bind("c", "a:1", "i", instead_of=None)
+    renewing = asyncio.create_task(store._renew([("c", made)]))
+    await asyncio.sleep(0)
+    await store.release("c", made, keep_s=30)
+    await renewing
+    await asyncio.sleep(0.5)
+    assert await other.find("c") == made
+
+
+def test_what_is_kept_is_bounded_in_number_and_time() -> None:
+    now = 0.0
+    kept: Kept[int] = Kept(lambda: now, most=3)
+    for number in range(5):
+        kept.put(str(number), number, 10)
+    assert [kept.get(str(number)) for number in range(5)] == [None, None, 2, 3, 4]
+    kept.put("2", 2, 20)  # young again
+    now = 15.0
+    assert kept.get("3") is None
+    assert kept.left_s("2", 2) == 5
+    assert kept.left_s("2", 7) == kept.left_s("3", 3) == 0
+    kept.put("5", 5, 10)
+    assert len(kept) == 2
