@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import replica_pb2 as outrider_dot_v1_dot_replica__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x19outrider/v1/replica.proto\"e\n\x0c\x44raftRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.HelloH\x00\x12(\n\x05items\x18\x02 \x01(\x0b\x32\x17.outrider.v1.DraftItemsH\x00\x42\x06\n\x04\x62ody\"3\n\nDraftItems\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.outrider.v1.DraftItem\"\x93\x02\n\tDraftItem\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12!\n\x04open\x18\x04 \x01(\x0b\x32\x11.outrider.v1.OpenH\x00\x12\'\n\x07propose\x18\x05 \x01(\x0b\x32\x14.outrider.v1.ProposeH\x00\x12\'\n\x07\x61\x64vance\x18\x06 \x01(\x0b\x32\x14.outrider.v1.AdvanceH\x00\x12#\n\x05\x63lose\x18\x07 \x01(\x0b\x32\x12.outrider.v1.CloseH\x00\x12.\n\x0b\x64raft_ahead\x18\x08 \x01(\x0b\x32\x17.outrider.v1.DraftAheadH\x00\x42\x07\n\x05\x65vent\"V\n\x07Propose\x12%\n\x07\x61\x64vance\x18\x01 \x01(\x0b\x32\x14.outrider.v1.Advance\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x10\n\x08siblings\x18\x03 \x03(\r\"\x96\x01\n\nDraftAhead\x12%\n\x07\x61\x64vance\x18\x01 \x01(\x0b\x32\x14.outrider.v1.Advance\x12)\n\tin_flight\x18\x02 \x01(\x0b\x32\x16.outrider.v1.TokenTree\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x10\n\x08\x62ranches\x18\x04 \x03(\r\x12\x10\n\x08siblings\x18\x05 \x03(\r\"n\n\rDraftResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.outrider.v1.WelcomeH\x00\x12,\n\x07replies\x18\x02 \x01(\x0b\x32\x19.outrider.v1.DraftRepliesH\x00\x42\x06\n\x04\x62ody\"8\n\x0c\x44raftReplies\x12(\n\x07replies\x18\x01 \x03(\x0b\x32\x17.outrider.v1.DraftReply\"\xa0\x02\n\nDraftReply\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12%\n\x06opened\x18\x04 \x01(\x0b\x32\x13.outrider.v1.OpenedH\x00\x12)\n\x08proposal\x18\x05 \x01(\x0b\x32\x15.outrider.v1.ProposalH\x00\x12%\n\x06\x63losed\x18\x06 \x01(\x0b\x32\x13.outrider.v1.ClosedH\x00\x12\'\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x16.outrider.v1.ItemErrorH\x00\x12\x32\n\rdrafted_ahead\x18\x08 \x01(\x0b\x32\x19.outrider.v1.DraftedAheadH\x00\x42\x07\n\x05\x65vent\"7\n\x0c\x44raftedAhead\x12\'\n\x08\x66oreseen\x18\x01 \x03(\x0b\x32\x15.outrider.v1.Foreseen2R\n\x0c\x44raftService\x12\x42\n\x05\x44raft\x12\x19.outrider.v1.DraftRequest\x1a\x1a.outrider.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x19outrider/v1/replica.proto\"e\n\x0c\x44raftRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.HelloH\x00\x12(\n\x05items\x18\x02 \x01(\x0b\x32\x17.outrider.v1.DraftItemsH\x00\x42\x06\n\x04\x62ody\"3\n\nDraftItems\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.outrider.v1.DraftItem\"\x93\x02\n\tDraftItem\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12!\n\x04open\x18\x04 \x01(\x0b\x32\x11.outrider.v1.OpenH\x00\x12\'\n\x07propose\x18\x05 \x01(\x0b\x32\x14.outrider.v1.ProposeH\x00\x12\'\n\x07\x61\x64vance\x18\x06 \x01(\x0b\x32\x14.outrider.v1.AdvanceH\x00\x12#\n\x05\x63lose\x18\x07 \x01(\x0b\x32\x12.outrider.v1.CloseH\x00\x12.\n\x0b\x64raft_ahead\x18\x08 \x01(\x0b\x32\x17.outrider.v1.DraftAheadH\x00\x42\x07\n\x05\x65vent\"V\n\x07Propose\x12%\n\x07\x61\x64vance\x18\x01 \x01(\x0b\x32\x14.outrider.v1.Advance\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x10\n\x08siblings\x18\x03 \x03(\r\"\x96\x01\n\nDraftAhead\x12%\n\x07\x61\x64vance\x18\x01 \x01(\x0b\x32\x14.outrider.v1.Advance\x12)\n\tin_flight\x18\x02 \x01(\x0b\x32\x16.outrider.v1.TokenTree\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x10\n\x08\x62ranches\x18\x04 \x03(\r\x12\x10\n\x08siblings\x18\x05 \x03(\r\"\x99\x01\n\rDraftResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.outrider.v1.WelcomeH\x00\x12,\n\x07replies\x18\x02 \x01(\x0b\x32\x19.outrider.v1.DraftRepliesH\x00\x12)\n\x08\x64raining\x18\x03 \x01(\x0b\x32\x15.outrider.v1.DrainingH\x00\x42\x06\n\x04\x62ody\"8\n\x0c\x44raftReplies\x12(\n\x07replies\x18\x01 \x03(\x0b\x32\x17.outrider.v1.DraftReply\"\xa0\x02\n\nDraftReply\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12%\n\x06opened\x18\x04 \x01(\x0b\x32\x13.outrider.v1.OpenedH\x00\x12)\n\x08proposal\x18\x05 \x01(\x0b\x32\x15.outrider.v1.ProposalH\x00\x12%\n\x06\x63losed\x18\x06 \x01(\x0b\x32\x13.outrider.v1.ClosedH\x00\x12\'\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x16.outrider.v1.ItemErrorH\x00\x12\x32\n\rdrafted_ahead\x18\x08 \x01(\x0b\x32\x19.outrider.v1.DraftedAheadH\x00\x42\x07\n\x05\x65vent\"7\n\x0c\x44raftedAhead\x12\'\n\x08\x66oreseen\x18\x01 \x03(\x0b\x32\x15.outrider.v1.Foreseen2R\n\x0c\x44raftService\x12\x42\n\x05\x44raft\x12\x19.outrider.v1.DraftRequest\x1a\x1a.outrider.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,14 +42,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROPOSE']._serialized_end=587
   _globals['_DRAFTAHEAD']._serialized_start=590
   _globals['_DRAFTAHEAD']._serialized_end=740
-  _globals['_DRAFTRESPONSE']._serialized_start=742
-  _globals['_DRAFTRESPONSE']._serialized_end=852
-  _globals['_DRAFTREPLIES']._serialized_start=854
-  _globals['_DRAFTREPLIES']._serialized_end=910
-  _globals['_DRAFTREPLY']._serialized_start=913
-  _globals['_DRAFTREPLY']._serialized_end=1201
-  _globals['_DRAFTEDAHEAD']._serialized_start=1203
-  _globals['_DRAFTEDAHEAD']._serialized_end=1258
-  _globals['_DRAFTSERVICE']._serialized_start=1260
-  _globals['_DRAFTSERVICE']._serialized_end=1342
+  _globals['_DRAFTRESPONSE']._serialized_start=743
+  _globals['_DRAFTRESPONSE']._serialized_end=896
+  _globals['_DRAFTREPLIES']._serialized_start=898
+  _globals['_DRAFTREPLIES']._serialized_end=954
+  _globals['_DRAFTREPLY']._serialized_start=957
+  _globals['_DRAFTREPLY']._serialized_end=1245
+  _globals['_DRAFTEDAHEAD']._serialized_start=1247
+  _globals['_DRAFTEDAHEAD']._serialized_end=1302
+  _globals['_DRAFTSERVICE']._serialized_start=1304
+  _globals['_DRAFTSERVICE']._serialized_end=1386
 # @@protoc_insertion_point(module_scope)

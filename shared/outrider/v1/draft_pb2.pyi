@@ -195,21 +195,25 @@ class DraftResponse(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     REPLIES_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> _replica_pb2.Welcome: ...
     @_builtins.property
     def replies(self) -> Global___DraftReplies: ...
+    @_builtins.property
+    def draining(self) -> _replica_pb2.Draining: ...
     def __init__(
         self,
         *,
         welcome: _replica_pb2.Welcome | None = ...,
         replies: Global___DraftReplies | None = ...,
+        draining: _replica_pb2.Draining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "replies", b"replies", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "draining", b"draining", "replies", b"replies", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "replies", b"replies", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "draining", b"draining", "replies", b"replies", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "replies"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "replies", "draining"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

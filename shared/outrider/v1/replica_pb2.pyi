@@ -151,6 +151,30 @@ class Welcome(_message.Message):
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
 @_typing.final
+class Draining(_message.Message):
+    """The replica ends soon: no session should be opened there any more, and those that are should end or move. A replica
+    without sessions need not wait, so a coordinator ends its stream as soon as it has none there.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRACE_MS_FIELD_NUMBER: _builtins.int
+    grace_ms: _builtins.int
+    """Until streams are cut, in milliseconds."""
+    def __init__(
+        self,
+        *,
+        grace_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace_ms", b"grace_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Draining: _TypeAlias = Draining  # noqa: Y015
+
+@_typing.final
 class TokenTree(_message.Message):
     """A tree of proposed tokens. Node i continues node parents[i], or the last committed token where parents[i] = -1.
     Parents come before their children. A chain leaves `parents` empty.
