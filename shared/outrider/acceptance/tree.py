@@ -42,7 +42,7 @@ class TokenTree:
     @property
     def is_chain(self) -> bool:
         """True if every node continues the node before it."""
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     def children(self, node: int) -> tuple[int, ...]:
         """The nodes that continue `node` (or the root), in proposal order."""
@@ -75,7 +75,10 @@ class TokenTree:
     def clipped(self, depth: int) -> TokenTree:
         """Without the nodes deeper than `depth`; the rest keeps its order."""
         depths = self.depths()
-        kept = [node for node in range(len(self)) if depths[node] <= depth]
+        return self.of([node for node in range(len(self)) if depths[node] <= depth])
+
+    def of(self, kept: Sequence[int]) -> TokenTree:
+        """The tree of these nodes alone, in their order, which hold the parent of each before it."""
         if len(kept) == len(self):
             return self
         place = {node: index for index, node in enumerate(kept)} | {ROOT: ROOT}
