@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +17,9 @@ from tests.chaos.plan import Asked, Manner
 PATIENCE_S = 12.0
 """Longest wait for a chunk before a client tries another coordinator."""
 
-ATTEMPTS = 25
+LOST_AFTER_S = 300.0
+"""A request without an answer by then counts as lost. Processes take half a minute to start on a busy machine."""
+
 PAUSE_S = 0.3
 TRY_AGAIN = (Unavailable, DeadlineExceeded, ResourceExhausted)
 
@@ -55,22 +58,23 @@ class Clients:
         """One request, asked until it is answered, and its answer checked."""
         tally, began = self.tally, time.monotonic()
         tally.begun += 1
-        for attempt in range(ATTEMPTS):
+        for attempt in itertools.count():
             client = self._clients[(asked.first + attempt) % len(self._clients)]
             try:
                 outcome = await self._attempt(number, attempt, asked, client, began)
             except TRY_AGAIN as error:
                 tally.reasons[f"{type(error).__name__}: {_kind(error)}"] += 1
+                if time.monotonic() - began > LOST_AFTER_S:
+                    outcome = "lost"
+                    self._find(number, asked, f"no answer after {attempt + 1} attempts")
+                    break
                 await asyncio.sleep(error.retry_after_s if isinstance(error, ResourceExhausted) else PAUSE_S)
             except OutriderError as error:
                 self._find(number, asked, f"attempt {attempt} ended with {type(error).__name__}: {error}")
-                outcome = "error"
+                outcome = "failed"
                 break
             else:
                 break
-        else:
-            outcome = "lost"
-            self._find(number, asked, f"no answer after {ATTEMPTS} attempts")
         tally.outcomes[outcome] += 1
         tally.attempts[attempt + 1] += 1
         tally.total_s.append(time.monotonic() - began)

@@ -12,7 +12,7 @@ from tests.chaos.fleet import CONTINUE, KILL, STOP, TERMINATE, Fleet, Machine
 from tests.chaos.network import HERE
 from tests.chaos.plan import Fault, Kind
 
-AT_A_TIME = 6
+AT_A_TIME = 10
 DRAIN_S = 20.0
 """A service that got SIGTERM has ended by then: its grace and a busy machine."""
 

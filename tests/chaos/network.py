@@ -43,7 +43,7 @@ class Network:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self._id = os.getpid()
-        self._hub = self._space("hub")
+        self._hub = self.space("hub")
         self._link = f"or{self._id}"
         # A block that is set aside for benchmarks of networks (RFC 2544), so nothing else here has it.
         self._subnet = f"198.18.{self._id % 256}"
@@ -67,9 +67,13 @@ class Network:
         """A machine's IP address."""
         return f"{self._subnet}.{self._places[name]}"
 
+    def space(self, name: str) -> str:
+        """The name of a machine's network namespace."""
+        return f"outrider-{self._id}-{name}"
+
     def on(self, name: str, command: Sequence[str]) -> list[str]:
         """The command that runs `command` on a machine; the process keeps its id."""
-        return ["ip", "netns", "exec", self._space(name), *command]
+        return ["ip", "netns", "exec", self.space(name), *command]
 
     def cut(self, sender: str, receiver: str) -> None:
         """Lose whatever `sender` sends to `receiver` from now on."""
@@ -82,10 +86,7 @@ class Network:
     def _neighbour(self, of: str, name: str, hardware: str) -> None:
         device = self._link if of == HERE else "eth0"
         entry = ["neigh", "replace", self.address(name), "lladdr", hardware, "dev", device, "nud", "permanent"]
-        _ip(*([] if of == HERE else ["-n", self._space(of)]), *entry)
-
-    def _space(self, name: str) -> str:
-        return f"outrider-{self._id}-{name}"
+        _ip(*([] if of == HERE else ["-n", self.space(of)]), *entry)
 
     def _make(self) -> None:
         _ip("netns", "add", self._hub)
@@ -105,8 +106,8 @@ class Network:
             device = self._link
             _ip("link", "add", device, "type", "veth", "peer", "name", port, "netns", self._hub)
         else:
-            device, at = "eth0", ["-n", self._space(name)]
-            _ip("netns", "add", self._space(name))
+            device, at = "eth0", ["-n", self.space(name)]
+            _ip("netns", "add", self.space(name))
             _ip(*at, "link", "set", "lo", "up")
             _ip(*at, "link", "add", device, "type", "veth", "peer", "name", port, "netns", self._hub)
         hardware = f"02:00:00:00:00:{self._places[name]:02x}"
@@ -118,7 +119,7 @@ class Network:
 
     def _remove(self) -> None:
         for name in ("hub", *self.names):
-            subprocess.run(["ip", "netns", "delete", self._space(name)], capture_output=True, check=False)
+            subprocess.run(["ip", "netns", "delete", self.space(name)], capture_output=True, check=False)
         subprocess.run(["ip", "link", "delete", self._link], capture_output=True, check=False)
 
 

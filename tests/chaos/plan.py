@@ -59,12 +59,12 @@ class Asked:
 
 
 WEIGHTS = {
-    ("verifier", Kind.KILL): 5,
-    ("draft", Kind.KILL): 5,
+    ("verifier", Kind.KILL): 3,
+    ("draft", Kind.KILL): 3,
     ("coordinator", Kind.KILL): 7,
     ("redis", Kind.KILL): 6,
-    ("verifier", Kind.DRAIN): 5,
-    ("draft", Kind.DRAIN): 3,
+    ("verifier", Kind.DRAIN): 4,
+    ("draft", Kind.DRAIN): 2,
     ("coordinator", Kind.DRAIN): 5,
     ("verifier", Kind.STALL): 10,
     ("draft", Kind.STALL): 8,

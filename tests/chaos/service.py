@@ -23,6 +23,7 @@ from outrider_cli.child import die_with_parent
 
 
 def main() -> None:
+    """Run the service that the command line names."""
     path, module, *flags = sys.argv[1:]
     die_with_parent(os.getppid())
     Path(path).unlink(missing_ok=True)
