@@ -44,7 +44,35 @@ class Codec(Generic[Item, Reply]):
     items_frame: Callable[[Iterable[Any]], Any]
     welcome_frame: Callable[[replica_pb2.Welcome], Any]
     replies_frame: Callable[[Iterable[Any]], Any]
+    draining_frame: Callable[[replica_pb2.Draining], Any]
     open_stream: Callable[[grpc.aio.Channel], grpc.aio.StreamStreamCall[Any, Any]]
+
+
+# Each frame takes its items in directly: a list made apart and then put in is copied twice.
+
+
+def _verifier_items_frame(items: Iterable[verifier_pb2.VerifierItem]) -> verifier_pb2.VerifyRequest:
+    frame = verifier_pb2.VerifyRequest()
+    frame.items.items.extend(items)
+    return frame
+
+
+def _verifier_replies_frame(replies: Iterable[verifier_pb2.VerifierReply]) -> verifier_pb2.VerifyResponse:
+    frame = verifier_pb2.VerifyResponse()
+    frame.replies.replies.extend(replies)
+    return frame
+
+
+def _draft_items_frame(items: Iterable[draft_pb2.DraftItem]) -> draft_pb2.DraftRequest:
+    frame = draft_pb2.DraftRequest()
+    frame.items.items.extend(items)
+    return frame
+
+
+def _draft_replies_frame(replies: Iterable[draft_pb2.DraftReply]) -> draft_pb2.DraftResponse:
+    frame = draft_pb2.DraftResponse()
+    frame.replies.replies.extend(replies)
+    return frame
 
 
 VERIFIER: Codec[VerifierRequest, VerifierReply] = Codec(
@@ -54,9 +82,10 @@ VERIFIER: Codec[VerifierRequest, VerifierReply] = Codec(
     reply_to_proto=convert.verifier_reply_to_proto,
     reply_from_proto=convert.verifier_reply_from_proto,
     hello_frame=lambda hello: verifier_pb2.VerifyRequest(hello=hello),
-    items_frame=lambda items: verifier_pb2.VerifyRequest(items=verifier_pb2.VerifierItems(items=items)),
+    items_frame=_verifier_items_frame,
     welcome_frame=lambda welcome: verifier_pb2.VerifyResponse(welcome=welcome),
-    replies_frame=lambda replies: verifier_pb2.VerifyResponse(replies=verifier_pb2.VerifierReplies(replies=replies)),
+    replies_frame=_verifier_replies_frame,
+    draining_frame=lambda draining: verifier_pb2.VerifyResponse(draining=draining),
     open_stream=lambda channel: verifier_pb2_grpc.VerifierServiceStub(channel).Verify(),
 )
 
@@ -67,8 +96,9 @@ DRAFT: Codec[DraftRequest, DraftReply] = Codec(
     reply_to_proto=convert.draft_reply_to_proto,
     reply_from_proto=convert.draft_reply_from_proto,
     hello_frame=lambda hello: draft_pb2.DraftRequest(hello=hello),
-    items_frame=lambda items: draft_pb2.DraftRequest(items=draft_pb2.DraftItems(items=items)),
+    items_frame=_draft_items_frame,
     welcome_frame=lambda welcome: draft_pb2.DraftResponse(welcome=welcome),
-    replies_frame=lambda replies: draft_pb2.DraftResponse(replies=draft_pb2.DraftReplies(replies=replies)),
+    replies_frame=_draft_replies_frame,
+    draining_frame=lambda draining: draft_pb2.DraftResponse(draining=draining),
     open_stream=lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Draft(),
 )

@@ -72,54 +72,60 @@ def rule_from_proto(number: int, default: Rule = Rule.MATCH) -> Rule:
 # Proposals and verdicts
 
 
-def tree_to_proto(tree: TokenTree) -> replica_pb2.TokenTree:
-    """The wire form of a token tree; a chain carries no parents."""
-    return replica_pb2.TokenTree(tokens=tree.tokens, parents=() if tree.is_chain else tree.parents)
+def write_tree(tree: TokenTree, wire: replica_pb2.TokenTree) -> None:
+    """Fill in the wire form of a token tree; a chain carries no parents."""
+    wire.tokens.extend(tree.tokens)
+    if not tree.is_chain:
+        wire.parents.extend(tree.parents)
 
 
 def tree_from_proto(wire: replica_pb2.TokenTree) -> TokenTree:
     """A token tree; it is checked where the vocabulary is known (`validate_tree`)."""
-    tokens = tuple(wire.tokens)
-    return TokenTree(tokens, tuple(wire.parents)) if wire.parents else TokenTree.chain(tokens)
+    tokens, parents = tuple(wire.tokens), wire.parents
+    return TokenTree(tokens, tuple(parents)) if parents else TokenTree.chain(tokens)
 
 
-def proposal_to_proto(proposal: Proposal) -> replica_pb2.Proposal:
-    """The wire form of a proposal."""
-    return replica_pb2.Proposal(
-        tree=tree_to_proto(proposal.tree),
-        source=_SOURCES[proposal.source],
-        q=[replica_pb2.SparseDistribution(token_ids=q.token_ids, probabilities=q.probabilities) for q in proposal.q],
-    )
+def write_proposal(proposal: Proposal, wire: replica_pb2.Proposal) -> None:
+    """Fill in the wire form of a proposal."""
+    wire.source = _SOURCES[proposal.source]
+    write_tree(proposal.tree, wire.tree)
+    for q in proposal.q:
+        wire.q.add(token_ids=q.token_ids, probabilities=q.probabilities)
 
 
 def proposal_from_proto(wire: replica_pb2.Proposal) -> Proposal:
     """A plain proposal."""
-    if not wire.tree.tokens:
+    tree = tree_from_proto(wire.tree)
+    if not tree.tokens:
         return NO_PROPOSAL
-    if wire.q and len(wire.q) != len(wire.tree.tokens):
+    q = _q_from_proto(wire) if wire.q else ()
+    return Proposal(tree, _SOURCES_BACK.get(wire.source, Source.MODEL), q)
+
+
+def _q_from_proto(wire: replica_pb2.Proposal) -> tuple[SparseQ, ...]:
+    if len(wire.q) != len(wire.tree.tokens):
         raise InvalidArgument("proposal.q", len(wire.q), f"empty or as long as tokens, {len(wire.tree.tokens)}")
     q = tuple(SparseQ(tuple(entry.token_ids), tuple(entry.probabilities)) for entry in wire.q)
     if any(len(entry.token_ids) != len(entry.probabilities) or not entry.token_ids for entry in q):
         raise InvalidArgument("proposal.q", "lists of unequal length", "as many probabilities as token ids, at least 1")
-    return Proposal(tree_from_proto(wire.tree), _SOURCES_BACK.get(wire.source, Source.MODEL), q)
+    return q
 
 
-def verdict_to_proto(verdict: Verdict) -> verifier_pb2.Verdict:
-    """The wire form of a verdict."""
-    rows = [verifier_pb2.RowLogprobs(token_ids=row.token_ids, logprobs=row.logprobs) for row in verdict.logprobs]
-    return verifier_pb2.Verdict(
-        next_tokens=verdict.next_tokens,
-        thresholds=verdict.thresholds,
-        logprobs=rows,
-        step_microseconds=verdict.step_microseconds,
-    )
+def write_verdict(verdict: Verdict, wire: verifier_pb2.Verdict) -> None:
+    """Fill in the wire form of a verdict."""
+    wire.next_tokens.extend(verdict.next_tokens)
+    wire.thresholds.extend(verdict.thresholds)
+    for row in verdict.logprobs:
+        wire.logprobs.add(token_ids=row.token_ids, logprobs=row.logprobs)
+    wire.step_microseconds = verdict.step_microseconds
 
 
 def verdict_from_proto(wire: verifier_pb2.Verdict) -> Verdict:
     """A plain verdict; whether it fits its proposal is checked by `accept`."""
+    logprobs = wire.logprobs
     return Verdict(
         tuple(wire.next_tokens),
         tuple(wire.thresholds),
-        tuple(RowLogprobs(tuple(row.token_ids), tuple(row.logprobs)) for row in wire.logprobs),
+        tuple(RowLogprobs(tuple(row.token_ids), tuple(row.logprobs)) for row in logprobs) if logprobs else (),
         wire.step_microseconds,
     )
