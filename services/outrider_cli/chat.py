@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import uuid
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -76,6 +77,7 @@ class Conversation:
     """The turns so far, always ending with an answer: a turn that failed leaves no trace."""
 
     def __init__(self, system: str | None) -> None:
+        self.session_id = uuid.uuid4().hex
         self._turns: list[ChatMessage] = [] if system is None else [{"role": "system", "content": system}]
 
     def asking(self, text: str) -> list[ChatMessage]:
@@ -89,7 +91,11 @@ class Conversation:
 
 def _answer(client: Client, conversation: Conversation, text: str, timeout: float, request: RequestOptions) -> None:
     """Stream one answer. After an error the conversation is as before; after Ctrl-C it has the part that was shown."""
-    turn: RequestOptions = {**request, "messages": conversation.asking(text)}
+    turn: RequestOptions = {
+        **request,
+        "messages": conversation.asking(text),
+        "session_id": conversation.session_id,
+    }
     try:
         with client.stream(timeout=timeout, **turn) as stream:
             try:

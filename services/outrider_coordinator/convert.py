@@ -71,6 +71,7 @@ def request_from_proto(
         logprobs=wire.logprobs if wire.HasField("logprobs") else None,
         speculation=_speculation_from_proto(wire.speculation, defaults.speculation),
         tenant=caller.owner,
+        session_id=wire.session_id,
     )
     validate(request, target.model, limits)
     return request

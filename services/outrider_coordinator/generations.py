@@ -13,7 +13,7 @@ from outrider.acceptance.control import DraftControl, Policy
 from outrider.acceptance.costs import RoundCosts
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.stopping import FinishReason
-from outrider.errors import InvalidArgument
+from outrider.errors import InvalidArgument, Unavailable
 from outrider.telemetry import metrics
 from outrider_coordinator.admission import Admission
 from outrider_coordinator.buffer import Buffer
@@ -77,14 +77,18 @@ class Generations:
         self._numbers = itertools.count(1)
         self._epochs = itertools.count(1)  # one counter for all: an epoch is never used twice
         self._running: dict[tuple[str, str], _Running] = {}  # by tenant and request id
+        self._closed = False
         self.costs = RoundCosts()
         self.recorder: Recorder | None = None
         self.admission = Admission(settings.max_sessions, settings.max_waiting, settings.queue_timeout_s)
 
     def start(self, request: Request) -> Generation:
-        """A generation that has not asked any replica for anything yet."""
+        """A generation that has not asked any replica for anything yet. Raise Unavailable after `close`."""
+        if self._closed:
+            raise Unavailable("this coordinator is ending: another one has to be asked")
         tokenizer = self._replicas.known_target.tokenizer
-        session = Session(next(self._numbers), request, tokenizer.detokenizer())
+        keep_s = self._settings.conversation_lease_s if request.session_id else 0.0
+        session = Session(next(self._numbers), request, tokenizer.detokenizer(), keep_s=keep_s)
         target = TargetBinding(
             session,
             self._replicas,
@@ -93,6 +97,10 @@ class Generations:
             epochs=self._epochs,
         )
         return Generation(session, target, self._speculator(session, target))
+
+    def close(self) -> None:
+        """Let nothing new begin."""
+        self._closed = True
 
     async def run(self, generation: Generation) -> AsyncIterator[Delta]:
         """Run a generation to its end, or until `abort`; its replicas are free afterwards, whatever happens."""

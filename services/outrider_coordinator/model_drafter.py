@@ -7,10 +7,12 @@ import itertools
 import time
 from collections.abc import Sequence
 
+from outrider.acceptance.choice import Choice
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal
 from outrider.acceptance.tree import TokenTree
 from outrider.errors import OutriderError
 from outrider.protocol.items import (
+    Advance,
     Close,
     DraftAhead,
     Drafted,
@@ -76,12 +78,12 @@ class ModelDrafter:
         """False for the first guess after opening, and when more was committed since the last than one round does."""
         return self._drafted_at > 0 and len(committed) - self._drafted_at <= max_tokens + 1
 
-    async def propose(self, committed: Sequence[int], max_tokens: int) -> Proposal:
+    async def propose(self, committed: Sequence[int], choice: Choice) -> Proposal:
         """The draft's guess, or none if it is not there yet, is late, or is gone."""
-        if max_tokens == 0 or not self._is_open(committed):
+        if choice.length == 0 or not self._is_open(committed):
             return NO_PROPOSAL
         try:
-            return await self._ask(committed, max_tokens)
+            return await self._ask(committed, choice)
         except OutriderError as error:
             await self._give_up(error)
             return NO_PROPOSAL
@@ -99,14 +101,23 @@ class ModelDrafter:
         """True while the draft holds the session."""
         return self._link is not None and self._opening is None
 
+    @property
+    def most_nodes(self) -> int:
+        """Most tokens of a proposal that this session's replicas take."""
+        return self._replicas.max_proposal
+
     async def draft_ahead(
-        self, committed: Sequence[int], base: int, in_flight: TokenTree, max_tokens: int, branches: tuple[int, ...]
+        self, committed: Sequence[int], base: int, in_flight: TokenTree, wanted: Choice, branches: tuple[int, ...]
     ) -> DraftedAhead | None:
-        """What the draft foresees of the round in flight after `base` committed tokens; None if it fails."""
+        """What the draft foresees of the round in flight after `base` committed tokens; None if it fails.
+
+        `wanted`: each proposal; `branches`: how many outcomes, as `fan_out` gives them.
+        """
         if not self.is_open or self._link is None:
             return None
         known = self._known
-        item = DraftAhead(self._key(base), known, tuple(committed[known:base]), in_flight, max_tokens, branches)
+        append = tuple(committed[known:base])
+        item = DraftAhead(self._key(base), known, append, in_flight, wanted.length, branches, wanted.siblings)
         self._known = self._drafted_at = base  # what follows on the stream is handled after it
         try:
             exchange = await self._link.call(item, self._timeout_s)
@@ -117,19 +128,23 @@ class ModelDrafter:
         return exchange.reply if isinstance(exchange.reply, DraftedAhead) else None
 
     async def close(self) -> None:
-        """Free the session on the draft, even while it opens."""
+        """Free the session on the draft, even while it opens; a conversation's KV is kept for its next turn."""
         if self._opening is not None:
             self._opening.cancel()
             self._opening = None
         if self._link is not None:
             link, self._link = self._link, None
-            self._session.counts.wire_bytes += link.tell(Close(self._key(self._known)))
-            await self._replicas.release_draft(self._session.number, link)
+            keep_s, known, committed = self._session.keep_s, self._known, self._session.committed
+            if keep_s > 0 and len(committed) > known:  # what it guessed right is to be kept as well
+                advance = Advance(self._key(len(committed)), known, tuple(committed[known:]))
+                self._session.counts.wire_bytes += link.tell(advance)
+            self._session.counts.wire_bytes += link.tell(Close(self._key(len(committed)), keep_s))
+            await self._replicas.release_draft(self._session.number, link, keep_s=keep_s)
 
-    async def _ask(self, committed: Sequence[int], max_tokens: int) -> Proposal:
+    async def _ask(self, committed: Sequence[int], choice: Choice) -> Proposal:
         assert self._link is not None
         known, base = self._known, len(committed)
-        item = Propose(self._key(base), known, tuple(committed[known:]), max_tokens)
+        item = Propose(self._key(base), known, tuple(committed[known:]), choice.length, choice.siblings)
         exchange = await self._link.call(item, self._timeout_s)
         self._session.counts.wire_bytes += exchange.wire_bytes
         self._known = self._drafted_at = base
@@ -149,7 +164,7 @@ class ModelDrafter:
 
     async def _open(self, committed: tuple[int, ...]) -> None:
         try:
-            link = await self._replicas.bind_draft(self._session.number)
+            link = await self._replicas.bind_draft(self._session.number, conversation=self._session.conversation)
             self._link, self._epoch, self._known = link, next(self._epochs), len(committed)
             self._drafted_at = 0
             exchange = await link.call(self._open_item(committed), self._timeout_s)

@@ -14,6 +14,7 @@ from outrider.routing.store import Binding
 class Placement:
     """One session's place: chosen first, bound once it is open there."""
 
+    name: str  # of the session in the store
     address: str
     tokens: int  # KV it may come to need
     found: Binding | None = None  # what the session was bound to when the place was chosen

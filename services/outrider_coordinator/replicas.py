@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -104,19 +104,21 @@ class Replicas:
     # Sessions on verifiers: placed, opened there by the caller, bound, released
 
     async def place_verifier(
-        self, session: int, tokens: int, timeout_s: float, *, avoid: Collection[str] = ()
+        self, session: int, tokens: int, timeout_s: float, *, avoid: Collection[str] = (), conversation: str = ""
     ) -> VerifierLink:
         """A verifier for a session that may need KV for `tokens`; the caller opens it there, then binds it.
 
-        Waits for one at most `timeout_s` seconds, then raises Unavailable.
+        A turn of a `conversation` goes where the last one went. Waits for a verifier at most `timeout_s` seconds, then
+        raises Unavailable.
         """
-        found = await self._store.find(self._named(session))
+        name = conversation or self._named(session)
+        found = await self._store.find(name)
         deadline = time.monotonic() + timeout_s
         while True:
-            bound_to = self._still_there(found)
-            link = self._choose(session, self._verifiers, self._on_verifiers, tokens, bound_to=bound_to, avoid=avoid)
+            bound_to = _still_there(found, self._verifiers)
+            link = self._choose(name, self._verifiers, self._on_verifiers, tokens, bound_to=bound_to, avoid=avoid)
             if link is not None:
-                self._on_verifiers.add(session, Placement(link.address, tokens, found))
+                self._on_verifiers.add(session, Placement(name, link.address, tokens, found))
                 return link
             if (remaining := deadline - time.monotonic()) <= 0:
                 raise Unavailable(f"no verifier is connected: {self._verifiers.states()}")
@@ -128,35 +130,41 @@ class Replicas:
         assert placement is not None
         assert placement.address == link.address, "placed there"
         incarnation = link.welcome.incarnation if link.welcome is not None else ""
-        stands = await self._store.bind(self._named(session), link.address, incarnation, instead_of=placement.found)
+        stands = await self._store.bind(placement.name, link.address, incarnation, instead_of=placement.found)
         if (stands.replica, stands.incarnation) != (link.address, incarnation):
             raise Unavailable(f"the session is bound to {stands.replica} by {stands.owner}")
         if stands.owner == self._name:
             placement.binding = stands
 
-    async def release_verifier(self, session: int, link: VerifierLink) -> None:
-        """The session is no longer on that verifier."""
+    async def release_verifier(self, session: int, link: VerifierLink, *, keep_s: float = 0.0) -> None:
+        """The session is no longer on that verifier; its conversation stays bound to it for `keep_s` seconds."""
         placement = self._on_verifiers.remove(session, link.address)
         if placement is not None and placement.binding is not None:
-            await self._store.release(self._named(session), placement.binding)
+            await self._store.release(placement.name, placement.binding, keep_s=keep_s)
 
-    # Sessions on drafts: nobody but this coordinator ever asks which, so they are not bound in the store
+    # Sessions on drafts: nobody but this coordinator ever asks which, so only conversations are bound, between turns
 
-    async def bind_draft(self, session: int) -> DraftLink:
-        """Place a session on a ready draft. Raise Unavailable if there is none now."""
-        link = self._choose(session, self._drafts, self._on_drafts, 0)
+    async def bind_draft(self, session: int, *, conversation: str = "") -> DraftLink:
+        """Place a session on a ready draft, where its conversation was. Raise Unavailable if there is none now."""
+        name = f"{conversation}/draft" if conversation else self._named(session)
+        found = await self._store.find(name) if conversation else None
+        link = self._choose(name, self._drafts, self._on_drafts, 0, bound_to=_still_there(found, self._drafts))
         if link is None:
             raise Unavailable(f"no draft is connected: {self._drafts.states()}")
-        self._on_drafts.add(session, Placement(link.address, 0))
+        self._on_drafts.add(session, Placement(name, link.address, 0, found))
         return link
 
-    async def release_draft(self, session: int, link: DraftLink) -> None:
-        """The session is no longer on that draft."""
-        self._on_drafts.remove(session, link.address)
+    async def release_draft(self, session: int, link: DraftLink, *, keep_s: float = 0.0) -> None:
+        """The session is no longer on that draft; its conversation is bound to it for `keep_s` seconds."""
+        placement = self._on_drafts.remove(session, link.address)
+        if placement is not None and keep_s > 0 and link.welcome is not None:
+            incarnation = link.welcome.incarnation
+            made = await self._store.bind(placement.name, link.address, incarnation, instead_of=placement.found)
+            await self._store.release(placement.name, made, keep_s=keep_s)
 
     def _choose(
         self,
-        session: int,
+        name: str,
         links: Links[Link],
         placements: Placements,
         tokens: int,
@@ -168,16 +176,17 @@ class Replicas:
         candidates = [
             placements.candidate(address, links.records.get(address), listed=links.listed(address)) for address in ready
         ]
-        address = choose(self._named(session), candidates, bound_to=bound_to, tokens=tokens, avoid=avoid)
+        address = choose(name, candidates, bound_to=bound_to, tokens=tokens, avoid=avoid)
         return None if address is None else ready[address]
-
-    def _still_there(self, found: Binding | None) -> str | None:
-        """Where the session's state may still be: the bound replica, if it was not restarted."""
-        if found is None:
-            return None
-        now = {link.address: link.welcome.incarnation for link in self._verifiers if link.welcome is not None}
-        return found.replica if now.get(found.replica) == found.incarnation else None
 
     def _named(self, session: int) -> str:
         """The session's name among all coordinators'."""
         return f"{self._name}/{session}"
+
+
+def _still_there(found: Binding | None, links: Iterable[VerifierLink] | Iterable[DraftLink]) -> str | None:
+    """Where the session's state may still be: the bound replica, if it was not restarted."""
+    if found is None:
+        return None
+    now = {link.address: link.welcome.incarnation for link in links if link.welcome is not None}
+    return found.replica if now.get(found.replica) == found.incarnation else None

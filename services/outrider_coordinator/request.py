@@ -16,6 +16,7 @@ MAX_STOP_IDS = 256
 MAX_LOGPROBS = 20
 MAX_DRAFT_TOKENS = 63
 MAX_REQUEST_ID_LENGTH = 128
+MAX_SESSION_ID_LENGTH = 128
 MAX_CHAT_MESSAGES = 2048
 
 
@@ -66,7 +67,8 @@ class Request:
     seed: int  # unsigned 64 bits
     logprobs: int | None
     speculation: Speculation
-    tenant: str = ""  # whose it is: tenants share neither cached prompts nor request ids
+    tenant: str = ""  # whose it is: tenants share neither cached prompts nor request ids nor conversations
+    session_id: str = ""  # the conversation it is a turn of; empty: of none
 
     @property
     def max_length(self) -> int:
@@ -90,6 +92,8 @@ def validate(request: Request, target: ModelInfo, limits: Limits) -> None:
             raise InvalidArgument(f"token_ids[{index}]", token, f"a token id below {vocabulary}")
     if len(request.request_id) > MAX_REQUEST_ID_LENGTH:
         raise InvalidArgument("request_id", request.request_id, f"at most {MAX_REQUEST_ID_LENGTH} characters long")
+    if len(request.session_id) > MAX_SESSION_ID_LENGTH:
+        raise InvalidArgument("session_id", request.session_id, f"at most {MAX_SESSION_ID_LENGTH} characters long")
     validate_params(request.params, vocabulary_size=vocabulary)
     _validate_stopping(request, vocabulary)
     if request.logprobs is not None and request.logprobs > MAX_LOGPROBS:

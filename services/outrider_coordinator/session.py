@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from outrider.acceptance.accept import accept
 from outrider.acceptance.proposal import Outcome, Proposal, RowLogprobs, Source, Verdict
 from outrider.acceptance.stopping import Detokenizer, Emission, Finish, Stopper
+from outrider_coordinator.conversation import name_of
 from outrider_coordinator.request import Request
 
 
@@ -36,8 +37,9 @@ class SourceCounts:
     """What came from one source of guesses."""
 
     rounds: int = 0
-    proposed: int = 0
+    proposed: int = 0  # places that something was proposed for: the length of a chain, the depth of a tree
     accepted: int = 0
+    siblings: int = 0  # further tokens for the same places
 
 
 @dataclass(slots=True)
@@ -55,12 +57,17 @@ class Counts:
 
     @property
     def proposed(self) -> int:
-        """Proposed tokens."""
+        """Proposed tokens, one a place."""
         return sum(of.proposed for of in self.by_source.values())
 
     @property
+    def siblings(self) -> int:
+        """Tokens proposed beside those, for the same places."""
+        return sum(of.siblings for of in self.by_source.values())
+
+    @property
     def accepted(self) -> int:
-        """Proposed tokens that stand."""
+        """Proposed tokens that stand, siblings included."""
         return sum(of.accepted for of in self.by_source.values())
 
     @property
@@ -86,14 +93,23 @@ class Clock:
 class Session:
     """One generation. `committed` is the only truth; replicas hold copies of it."""
 
-    def __init__(self, number: int, request: Request, detokenizer: Detokenizer) -> None:
-        """`number` is unique in this process and names the session on its replicas' streams."""
+    def __init__(self, number: int, request: Request, detokenizer: Detokenizer, *, keep_s: float = 0.0) -> None:
+        """`number` is unique in this process and names the session on its replicas' streams.
+
+        `keep_s`: seconds for which its replicas keep the KV for the conversation's next turn.
+        """
         self.number = number
+        self.keep_s = keep_s
         self.request = request
         self.committed: list[int] = list(request.prompt)
         self.counts = Counts()
         self.clock = Clock()
         self._stopper = Stopper(request.conditions, detokenizer, prompt_length=len(request.prompt))
+
+    @property
+    def conversation(self) -> str:
+        """The name of the conversation that this is a turn of; empty: of none."""
+        return name_of(self.request.tenant, self.request.session_id) if self.request.session_id else ""
 
     @property
     def finish(self) -> Finish | None:
@@ -109,6 +125,10 @@ class Session:
     def draft_budget(self) -> int:
         """Most tokens worth proposing now: a round emits one more than it accepts."""
         return self.draft_budget_after(0) or 0
+
+    def node_budget_after(self, count: int) -> int:
+        """Most tokens that a proposal may have on all its branches by then: what its replicas keep room for."""
+        return self._stopper.remaining - count
 
     def draft_budget_after(self, count: int) -> int | None:
         """The same once the round in flight has committed `count` tokens; None if that ends the answer."""
@@ -134,14 +154,16 @@ class Session:
     def _count(self, proposal: Proposal, accepted: int, emission: Emission) -> None:
         emitted = len(emission.token_ids)
         self.counts.rounds += 1
-        self.counts.lengths[proposal.source, len(proposal)] += 1
-        if len(proposal):
+        depth = proposal.tree.depth
+        self.counts.lengths[proposal.source, depth] += 1
+        if depth:
             of = self.counts.by_source.setdefault(proposal.source, SourceCounts())
             of.rounds += 1
-            # What would stand after the end of the answer was never in question; what fell was.
-            depths = proposal.tree.depths()
-            of.proposed += len(depths) if emission.finish is None else sum(depth <= emitted for depth in depths)
+            # What would stand after the end of the answer was never in question; what fell was. Of a tree one token a
+            # place counts, for only one could stand.
+            of.proposed += depth if emission.finish is None else min(depth, emitted)
             of.accepted += accepted
+            of.siblings += len(proposal) - depth
         if emitted and self.clock.first_token is None:
             self.clock.first_token = time.monotonic()
 

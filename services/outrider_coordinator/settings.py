@@ -26,6 +26,12 @@ class CoordinatorSettings(RegistrySettings, TlsSettings, env_prefix="OUTRIDER_CO
     binding_ttl_s: float = Field(
         30.0, ge=1, le=3600, description="Seconds after which the bindings of a coordinator that died are forgotten."
     )
+    conversation_lease_s: float = Field(
+        300.0,
+        ge=0,
+        le=86_400,
+        description="Seconds that a conversation's KV is kept for its next turn while other idle KV can be evicted.",
+    )
     drafter: DrafterKind = Field(
         DrafterKind.AUTO,
         description="Where guesses come from unless a request says otherwise; auto: what is expected to be fastest.",

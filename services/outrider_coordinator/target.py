@@ -9,6 +9,7 @@ from outrider.acceptance.proposal import Proposal, Verdict
 from outrider.acceptance.tree import TokenTree
 from outrider.errors import DeadlineExceeded, InternalError, OutriderError, ResourceExhausted, Unavailable
 from outrider.protocol.items import (
+    Advance,
     Close,
     FailureCode,
     Foreseen,
@@ -89,14 +90,21 @@ class TargetBinding:
         return self._orders.promised(committed) if self._orders else None
 
     async def close(self) -> None:
-        """Free the session's state, wherever it is."""
+        """Free the session's state, wherever it is; a conversation's KV is kept for its next turn."""
+        await self._leave(self._session.keep_s)
+
+    async def _leave(self, keep_s: float) -> None:
         if self._orders is not None:
             self._orders.end()
             self._orders = None
         if self._link is not None:
             link, self._link = self._link, None
-            self._session.counts.wire_bytes += link.tell(Close(self._key(self._known)))
-            await self._replicas.release_verifier(self._session.number, link)
+            known, committed = self._known, self._session.committed
+            if keep_s > 0 and len(committed) > known:  # what the last round accepted is to be kept as well
+                advance = Advance(self._key(len(committed)), known, tuple(committed[known:]))
+                self._session.counts.wire_bytes += link.tell(advance)
+            self._session.counts.wire_bytes += link.tell(Close(self._key(len(committed)), keep_s))
+            await self._replicas.release_verifier(self._session.number, link, keep_s=keep_s)
 
     async def _round(self, link: VerifierLink, committed: Sequence[int], proposal: Proposal, plainly: bool) -> Verdict:
         assert self._orders is not None
@@ -124,7 +132,9 @@ class TargetBinding:
     async def _open(self, committed: Sequence[int]) -> VerifierLink:
         request = self._session.request
         number = self._session.number
-        link = await self._replicas.place_verifier(number, request.max_length, self._failover_s, avoid=self._lost)
+        link = await self._replicas.place_verifier(
+            number, request.max_length, self._failover_s, avoid=self._lost, conversation=self._session.conversation
+        )
         self._link, self._epoch, self._known = link, next(self._epochs), len(committed)
         self._orders = Orders(link, self._key)
         item = Open(
@@ -151,7 +161,7 @@ class TargetBinding:
             raise error  # no verifier at all
         log.warning("session %d lost %s: %s", self._session.number, self._link.address, error)
         self._lost.add(self._link.address)
-        await self.close()
+        await self._leave(keep_s=0.0)
 
     def _key(self, base_length: int) -> Key:
         return Key(self._session.number, self._epoch, base_length)

@@ -47,7 +47,16 @@ _REASONS: dict[int, FinishReason] = {
 }
 
 # Options whose proto field has the same name and needs no conversion, by the message that holds them.
-_REQUEST_FIELDS = {"request_id", "max_tokens", "stop_token_ids", "ignore_eos", "seed", "logprobs", "include_stop"}
+_REQUEST_FIELDS = {
+    "request_id",
+    "session_id",
+    "max_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "seed",
+    "logprobs",
+    "include_stop",
+}
 _SAMPLING_FIELDS = {
     "temperature",
     "top_k",

@@ -51,3 +51,4 @@ class RequestOptions(TypedDict, total=False):
     rule: Rule | Literal["match", "rejection", "block"]
 
     request_id: str  # to `abort` with; left out: the service chooses one
+    session_id: str  # the same in every turn of a conversation, which then computes only what is new in each

@@ -61,7 +61,7 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int  # prompt tokens whose KV came from the prefix cache
+    cached_tokens: int  # prompt tokens whose KV was there already: of the last turn, or of a prompt that began alike
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from outrider.errors import ResourceExhausted
 Digest = bytes
 """Names a full block by its tokens, every token before them, and the salt."""
 
-MAX_TAILS = 32
-"""Tails kept after one block: what a search for the best one looks at."""
+MAX_PARTS = 32
+"""Blocks to copy from that are known after one block: what a search for the best looks at."""
 
 
 def root_digest(salt: str) -> Digest:
@@ -34,8 +34,9 @@ class BlockPool:
     A session takes all the blocks that it may ever need when it opens, or is refused: nothing runs out later. A block
     is *held* (by one session or more), *cached* (held by none, but its content may serve a later session with the same
     prefix, until it is evicted, longest unused first, those under a lease last), or *free*. A full block whose content
-    is known is *published* under its digest; it may then be shared and must not be written to. A *tail*, the last
-    block of a session that has ended, need not be full: it is never shared, but later sessions may copy from it.
+    is known is *published* under its digest; it may then be shared and must not be written to. What a session that
+    has ended wants kept may also be copied from, by those who agree with a part of a block only; so its last block
+    stays too, although it is not full.
     """
 
     def __init__(self, num_blocks: int, block_size: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,8 +47,8 @@ class BlockPool:
         self._block_by_digest: dict[Digest, int] = {}
         self._digest_by_block: dict[int, Digest] = {}
         self._cached = IdleBlocks(clock)
-        self._tails: dict[Digest, dict[int, tuple[int, ...]]] = {}  # tokens by block, oldest first, by what precedes
-        self._place_of_tail: dict[int, Digest] = {}
+        self._parts: dict[Digest, dict[int, tuple[int, ...]]] = {}  # tokens by block, oldest first, by what precedes
+        self._place_of_part: dict[int, Digest] = {}
 
     @property
     def available(self) -> int:
@@ -96,7 +97,7 @@ class BlockPool:
             self._holders[block] -= 1
             if self._holders[block]:
                 continue
-            if block in self._digest_by_block or block in self._place_of_tail:
+            if block in self._digest_by_block or block in self._place_of_part:
                 self._cached.add(block)
             else:
                 self._free.add(block)
@@ -109,30 +110,25 @@ class BlockPool:
             self._block_by_digest[digest] = block
             self._digest_by_block[block] = digest
 
-    def keep(self, digests: Sequence[Digest], seconds: float) -> None:
-        """Evict the blocks published under these last, for so long."""
-        self._cached.lease(self.match(digests), seconds)
+    def keep(self, root: Digest, digests: Sequence[Digest], tokens: Sequence[int], tail: int, seconds: float) -> None:
+        """Evict what a session is about to release last, for so long, and let others copy from its blocks in part.
 
-    def keep_tail(self, block: int, previous: Digest, tokens: Sequence[int], seconds: float) -> None:
-        """Offer a held, partly written block, which is written to no more, after the block (or root) `previous`."""
-        assert self._holders[block] == 1
-        assert block not in self._digest_by_block
-        tails = self._tails.get(previous, {})
-        for known in [known for known, content in tails.items() if content == tuple(tokens[: len(content)])]:
-            self._drop_tail(known)
-        if len(tails) >= MAX_TAILS:
-            self._drop_tail(next(iter(tails)))
-        self._tails.setdefault(previous, {})[block] = tuple(tokens)
-        self._place_of_tail[block] = previous
-        self._cached.lease([block], seconds)
+        `digests` are those of its full blocks, `tokens` all that it holds the KV of. What is left of them after the
+        full blocks stands in the held block `tail`, which is written to no more.
+        """
+        blocks, size = self.match(digests), self.block_size
+        for number, block in enumerate(blocks):
+            self._offer(block, (root, *digests)[number], tokens[number * size : (number + 1) * size])
+        rest = tokens[len(digests) * size :]
+        if rest and len(blocks) == len(digests) and self._offer(tail, (root, *digests)[-1], rest):
+            blocks.append(tail)
+        self._cached.lease(blocks, seconds)
 
-    def match_tail(self, previous: Digest, tokens: Sequence[int]) -> tuple[int, int]:
-        """The tail after `previous` that begins most like `tokens`, and how many are equal. Takes nothing."""
+    def match_part(self, previous: Digest, tokens: Sequence[int]) -> tuple[int, int]:
+        """The block to copy from after `previous`: which begins most like `tokens`, and how many are equal, maybe 0."""
         best = (0, 0)
-        for block, content in self._tails.get(previous, {}).items():
-            count = next((n for n, (a, b) in enumerate(zip(content, tokens, strict=False)) if a != b), None)
-            length = min(len(content), len(tokens)) if count is None else count
-            if length > best[1]:
+        for block, content in self._parts.get(previous, {}).items():
+            if (length := _common_length(content, tokens)) > best[1]:
                 best = (block, length)
         return best
 
@@ -143,25 +139,53 @@ class BlockPool:
     def unpublish(self, block: int) -> None:
         """Take back the offer of a block that is about to be written to; it may only be held by the writer."""
         assert self._holders[block] == 1
-        digest = self._digest_by_block.pop(block, None)
-        if digest is not None:
-            del self._block_by_digest[digest]
-            self._cached.forget(block)
+        self._forget(block)
 
     def _evict(self) -> None:
         block = self._cached.first()
-        if block in self._place_of_tail:
-            self._drop_tail(block)
-            return
-        del self._block_by_digest[self._digest_by_block.pop(block)]
-        self._cached.forget(block)
+        self._forget(block)
         self._free.add(block)
 
-    def _drop_tail(self, block: int) -> None:
-        previous = self._place_of_tail.pop(block)
-        del self._tails[previous][block]
-        if not self._tails[previous]:
-            del self._tails[previous]
+    def _forget(self, block: int) -> None:
+        """Its content is gone, or about to be."""
         self._cached.forget(block)
-        if self._holders[block] == 0:
-            self._free.add(block)
+        if (digest := self._digest_by_block.pop(block, None)) is not None:
+            del self._block_by_digest[digest]
+        if (previous := self._place_of_part.pop(block, None)) is not None:
+            del self._parts[previous][block]
+            if not self._parts[previous]:
+                del self._parts[previous]
+
+    def _offer(self, block: int, previous: Digest, tokens: Sequence[int]) -> bool:
+        """Let sessions copy from a block; False where another one has all of its tokens."""
+        if self._place_of_part.get(block) == previous:
+            return True
+        parts = self._parts.get(previous, {})
+        lengths = {known: _common_length(content, tokens) for known, content in parts.items()}
+        if any(length == len(tokens) for length in lengths.values()):
+            return False
+        surplus = [known for known, length in lengths.items() if length == len(parts[known])]
+        if len(parts) - len(surplus) >= MAX_PARTS:
+            surplus.append(next(known for known in parts if known not in surplus))
+        for known in surplus:
+            self._withdraw(known)
+        self._parts.setdefault(previous, {})[block] = tuple(tokens)
+        self._place_of_part[block] = previous
+        return True
+
+    def _withdraw(self, block: int) -> None:
+        """Nobody copies from it any more. Without a digest it serves nobody at all then."""
+        if block not in self._digest_by_block:
+            self._forget(block)
+            if self._holders[block] == 0:
+                self._free.add(block)
+            return
+        previous = self._place_of_part.pop(block)
+        del self._parts[previous][block]
+        if not self._parts[previous]:
+            del self._parts[previous]
+
+
+def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    differs = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    return min(len(one), len(other)) if differs is None else differs

@@ -43,12 +43,12 @@ class KvSequence:
         size = pool.block_size
         shared = self._match(tokens) if share else []
         start = len(shared) * size
-        tail, copied = pool.match_tail(self._last_digest, tokens[start:-1]) if share else (0, 0)
+        source, copied = pool.match_part(self._last_digest, tokens[start:-1]) if share else (0, 0)
         fresh = pool.acquire(shared, -(-max_length // size) - len(shared))
         self._blocks = [*shared, *fresh]
         self._run = _run_length(self._blocks)
-        if copied:  # even if the tail was just evicted: nothing is written before the moves are made
-            moves.add(range(tail * size, tail * size + copied), self._slot_list(start, start + copied))
+        if copied:  # even if the source was just evicted: nothing is written before the moves are made
+            moves.add(range(source * size, source * size + copied), self._slot_list(start, start + copied))
         self.cached: list[int] = list(tokens[: start + copied])
 
     @property
@@ -111,11 +111,8 @@ class KvSequence:
         """
         if not self._share:
             return
-        size = self._pool.block_size
-        full = len(self._digests)
-        if tail := self.cached[full * size :]:
-            self._pool.keep_tail(self._blocks[full], self._last_digest, tail, seconds)
-        self._pool.keep(self._digests, seconds)
+        tail = self._blocks[min(len(self._digests), len(self._blocks) - 1)]
+        self._pool.keep(self._root, self._digests, self.cached, tail, seconds)
 
     def close(self) -> None:
         """Let go of all blocks; the full ones stay in the prefix cache."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from outrider.engine.blocks import MAX_TAILS, BlockPool, chain_digest, root_digest
+from outrider.engine.blocks import MAX_PARTS, BlockPool, chain_digest, root_digest
 from outrider.engine.runs import FreeRuns
 from outrider.errors import ResourceExhausted
 
@@ -45,7 +45,6 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(BLOCKS, SIZE)
         self.holdings: list[Holding] = []
         self.content: dict[int, tuple[str, tuple[int, ...]]] = {}
-        self.tails: dict[int, tuple[bytes, tuple[int, ...]]] = {}  # what was last offered in each block
 
     @rule(tokens=texts, salt=salts, extra=st.integers(0, BLOCKS))
     def open(self, tokens: list[int], salt: str, extra: int) -> None:
@@ -87,25 +86,29 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holdings)
     @rule(data=st.data())
     def close_and_keep(self, data: st.DataObject) -> None:
-        """As a sequence does: what is published is kept, and one block after it, if it has any token."""
+        """As a sequence does: what is published is kept, and what stands in the block after it."""
         holding = self.holdings.pop(data.draw(st.integers(0, len(self.holdings) - 1)))
+        if not holding.blocks:
+            return
         digests = digests_of(holding.tokens, holding.salt)[: holding.published]
-        tail = holding.tokens[holding.published * SIZE :][: SIZE - 1]
-        if tail and holding.published < len(holding.blocks):
-            previous = digests[-1] if digests else root_digest(holding.salt)
-            self.pool.keep_tail(holding.blocks[holding.published], previous, tail, 60.0)
-            self.tails[holding.blocks[holding.published]] = (previous, tuple(tail))
-        self.pool.keep(digests, 60.0)
+        tail = holding.blocks[min(holding.published, len(holding.blocks) - 1)]
+        known = holding.tokens[
+            : min(len(holding.tokens), len(holding.blocks) * SIZE, holding.published * SIZE + SIZE - 1)
+        ]
+        if known[holding.published * SIZE :]:
+            self.content[tail] = (holding.salt, tuple(known))
+        self.pool.keep(root_digest(holding.salt), digests, known, tail, 60.0)
         self.pool.release(holding.blocks)
 
-    @rule(tokens=texts, salt=salts)
-    def look_for_a_tail(self, tokens: list[int], salt: str) -> None:
-        block, count = self.pool.match_tail(root_digest(salt), tokens)
+    @rule(tokens=texts, salt=salts, depth=st.integers(0, 3))
+    def look_for_a_part(self, tokens: list[int], salt: str, depth: int) -> None:
+        digests = [root_digest(salt), *digests_of(tokens, salt)]
+        place = min(depth, len(digests) - 1)
+        block, count = self.pool.match_part(digests[place], tokens[place * SIZE :])
         if count:
-            previous, content = self.tails[block]
-            assert previous == root_digest(salt)
-            assert content[:count] == tuple(tokens[:count])
-            assert not any(block in holding.blocks for holding in self.holdings)
+            held, content = self.content[block]
+            assert held == salt
+            assert content[: place * SIZE + count] == tuple(tokens[: place * SIZE + count])
 
     @precondition(lambda self: self.holdings)
     @rule(data=st.data())
@@ -217,19 +220,25 @@ class Clock:
         return self.now
 
 
+def keep(pool: BlockPool, tokens: list[int], seconds: float = 10.0) -> list[int]:
+    """A session that computes `tokens` and ends, and whose KV is kept; its blocks."""
+    digests, size, root = [], pool.block_size, root_digest("")
+    blocks = pool.acquire((), -(-len(tokens) // size))
+    for number in range(len(tokens) // size):
+        digests.append(chain_digest(digests[-1] if digests else root, tokens[number * size : (number + 1) * size]))
+        pool.publish(blocks[number], digests[-1])
+    pool.keep(root, digests, tokens, blocks[-1], seconds)
+    pool.release(blocks)
+    return blocks
+
+
 def test_what_is_under_a_lease_is_evicted_last_but_before_anybody_is_refused() -> None:
-    clock = Clock()
-    pool = BlockPool(4, SIZE, clock)
-    kept = pool.acquire((), 2)
-    digests = digests_of([1, 2, 3, 4], "")
-    for block, digest in zip(kept, digests, strict=True):
-        pool.publish(block, digest)
-    pool.keep(digests, 10.0)
-    pool.release(kept)
+    pool = BlockPool(4, SIZE, Clock())
+    kept = keep(pool, [1, 2, 3, 4])
     other = publish_and_release(pool, [5, 6, 7, 8])  # used later, yet it goes first
     assert pool.leased == 2
     assert set(pool.acquire((), 2)) == set(other)
-    assert pool.match(digests) == kept
+    assert pool.match(digests_of([1, 2, 3, 4], "")) == kept
     assert pool.acquire((), 1) == [kept[1]]  # the tail before its head
     assert pool.acquire((), 1) == [kept[0]]
     with pytest.raises(ResourceExhausted):
@@ -239,11 +248,10 @@ def test_what_is_under_a_lease_is_evicted_last_but_before_anybody_is_refused() -
 def test_a_lease_ends_and_then_its_blocks_go_first() -> None:
     clock = Clock()
     pool = BlockPool(4, SIZE, clock)
-    kept = publish_and_release(pool, [1, 2, 3, 4])
-    pool.keep(digests_of([1, 2, 3, 4], ""), 10.0)
+    kept = keep(pool, [1, 2, 3, 4])
     publish_and_release(pool, [5, 6, 7, 8])
     clock.now = 5.0
-    pool.keep(digests_of([1, 2], ""), 10.0)  # another conversation goes on from the first block alone
+    pool.keep(root_digest(""), digests_of([1, 2], ""), [1, 2], 0, 10.0)  # another one ends with the first block alone
     clock.now = 12.0
     assert pool.leased == 1
     assert pool.acquire((), 1) == [kept[1]]
@@ -254,29 +262,34 @@ def test_a_lease_ends_and_then_its_blocks_go_first() -> None:
 
 def test_a_lease_survives_somebody_elses_use_of_its_blocks() -> None:
     pool = BlockPool(4, SIZE, Clock())
-    kept = publish_and_release(pool, [1, 2, 3, 4])
-    pool.keep(digests_of([1, 2, 3, 4], ""), 10.0)
+    kept = keep(pool, [1, 2, 3, 4])
     pool.acquire(kept[:1], 0)
     assert pool.leased == 1
     pool.release(kept[:1])
     assert pool.leased == 2
 
 
-def test_of_tails_only_the_newest_are_known_and_none_that_another_one_continues() -> None:
-    pool, root = BlockPool(2 * MAX_TAILS, 4), root_digest("")
-    for number in range(MAX_TAILS + 3):
-        (block,) = pool.acquire((), 1)
-        pool.keep_tail(block, root, [number, 0], 10.0)
-        pool.release([block])
-    assert pool.match_tail(root, [0, 0])[1] == 0
-    assert pool.match_tail(root, [5, 0, 7])[1] == 2
-    assert pool.leased == MAX_TAILS
-    (block,) = pool.acquire((), 1)
-    pool.keep_tail(block, root, [5, 0, 7], 10.0)
-    pool.release([block])
-    assert pool.match_tail(root, [5, 0, 7]) == (block, 3)
-    assert pool.leased == MAX_TAILS
-    assert pool.available == 2 * MAX_TAILS
+def test_what_was_kept_is_copied_from_in_part() -> None:
+    pool, root = BlockPool(8, 4), root_digest("")
+    first, last = keep(pool, [1, 2, 3, 4, 5, 6])
+    assert pool.match_part(root, [1, 2, 9]) == (first, 2)
+    assert pool.match_part(chain_digest(root, [1, 2, 3, 4]), [5, 9]) == (last, 1)
+    assert pool.match_part(root, [5, 6])[1] == 0
+
+
+def test_of_parts_only_the_newest_are_known_and_none_that_another_one_holds() -> None:
+    pool, root = BlockPool(2 * MAX_PARTS, 4), root_digest("")
+    for number in range(MAX_PARTS + 3):
+        keep(pool, [number, 0])
+    assert pool.match_part(root, [0, 0])[1] == 0
+    assert pool.match_part(root, [5, 0, 7])[1] == 2
+    assert pool.leased == MAX_PARTS
+    (longer,) = keep(pool, [5, 0, 7])
+    assert pool.match_part(root, [5, 0, 7, 1]) == (longer, 3)
+    keep(pool, [5, 0])  # nothing new
+    assert pool.match_part(root, [5, 0, 7, 1]) == (longer, 3)
+    assert pool.leased == MAX_PARTS
+    assert pool.available == 2 * MAX_PARTS
 
 
 def test_fresh_blocks_follow_the_shared_ones_where_they_can() -> None:
