@@ -69,10 +69,10 @@ class Links(Generic[Link]):
         self._changed.set()
 
     async def wait_for_change(self, timeout_s: float) -> None:
-        """Return when a link that is down comes up, or the registry told something; at the latest after `timeout_s`."""
+        """Return when a link that is down or drains comes up, or the registry told something, or after `timeout_s`."""
         self._changed.clear()
         waits: list[asyncio.Task[bool]] = [asyncio.create_task(_is_set(self._changed))]
-        waits += [asyncio.create_task(_is_up(link, timeout_s)) for link in self if not link.ready]
+        waits += [asyncio.create_task(_is_up(link, timeout_s)) for link in self if not link.takes_new]
         try:
             await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -130,5 +130,6 @@ async def _is_up(link: ReplicaLink[Any, Any], timeout_s: float) -> bool:
 
 def _state(link: ReplicaLink[Any, Any], record: ReplicaRecord | None) -> str:
     if link.ready:
-        return f"{link.address} {'drains' if record is not None and record.draining else 'is up'}"
+        drains = not link.takes_new or (record is not None and record.draining)
+        return f"{link.address} {'drains' if drains else 'is up'}"
     return f"{link.address} {link.refusal or 'is down'}"

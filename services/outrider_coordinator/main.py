@@ -48,7 +48,7 @@ async def serve(settings: CoordinatorSettings) -> None:
     coordinator = Coordinator(settings)
     try:
         await coordinator.connect()
-        await coordinator.server.run(coordinator.generations.admission.drained, grace_s=settings.grace_s)
+        await coordinator.server.run(coordinator.drain, grace_s=settings.grace_s)
     finally:
         await coordinator.disconnect()
 
@@ -104,6 +104,11 @@ class Coordinator:
             raise Unavailable(f"no verifier answered within {seconds:g} s (tried {', '.join(places)})") from None
         log.info("target: %s", target.model)
         self.generations.recorder = self._recorder(target.model.vocabulary_fingerprint)
+
+    async def drain(self) -> None:
+        """Take nothing new; return when nothing runs any more."""
+        self.generations.close()
+        await self.generations.admission.drained()
 
     async def disconnect(self) -> None:
         """Close the links; the replicas free what they held."""

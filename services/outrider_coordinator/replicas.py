@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from outrider.errors import Unavailable
 from outrider.protocol.items import DraftReply, DraftRequest, VerifierReply, VerifierRequest
-from outrider.routing.choose import choose
+from outrider.routing.choose import Candidate, choose
 from outrider.routing.records import Role
 from outrider.routing.store import Binding, Store
 from outrider.routing.view import View
@@ -19,6 +19,7 @@ from outrider.rpc.channel import SILENCE_S
 from outrider.rpc.replica_link import ReplicaLink
 from outrider.rpc.tls import ClientTls
 from outrider.telemetry import metrics
+from outrider_coordinator.draining import hands_over, leave_if_idle, let_go_when_idle
 from outrider_coordinator.links import Links
 from outrider_coordinator.pairing import Pairing, Target
 from outrider_coordinator.placements import Placement, Placements
@@ -50,13 +51,12 @@ class Replicas:
         self._name = name
         self._store = store
         self._pairing = pairing = Pairing()
-        common: dict[str, Any] = {"coordinator": name, "tls": tls, "silence_s": silence_s}
-        verifier = partial(ReplicaLink, codec.VERIFIER, pair=pairing.verifier, **common)
-        draft = partial(ReplicaLink, codec.DRAFT, pair=pairing.draft, **common)
-        self._verifiers: Links[VerifierLink] = Links(lambda address: verifier(address), verifiers)
-        self._drafts: Links[DraftLink] = Links(lambda address: draft(address), drafts)
-        self._on_verifiers = Placements(name)
-        self._on_drafts = Placements(name)
+        ours = partial(ReplicaLink, coordinator=name, tls=tls, silence_s=silence_s)
+        verifier = partial(ours, codec.VERIFIER, pair=pairing.verifier)
+        draft = partial(ours, codec.DRAFT, pair=pairing.draft)
+        self._on_verifiers, self._on_drafts = on_verifiers, on_drafts = Placements(name), Placements(name)
+        self._verifiers: Links[VerifierLink] = Links(lambda at: let_go_when_idle(verifier(at), on_verifiers), verifiers)
+        self._drafts: Links[DraftLink] = Links(lambda at: let_go_when_idle(draft(at), on_drafts), drafts)
         self._started = asyncio.Event()
 
     async def run(self) -> None:
@@ -136,9 +136,14 @@ class Replicas:
         if stands.owner == self._name:
             placement.binding = stands
 
+    def hands_over(self, link: VerifierLink, tokens: int) -> bool:
+        """True once a session that needs KV for `tokens` should leave a verifier that drains, for another one."""
+        return hands_over(link, self._candidates(self._verifiers, self._on_verifiers), tokens)
+
     async def release_verifier(self, session: int, link: VerifierLink, *, keep_s: float = 0.0) -> None:
         """The session is no longer on that verifier; its conversation stays bound to it for `keep_s` seconds."""
         placement = self._on_verifiers.remove(session, link.address)
+        leave_if_idle(link, self._on_verifiers)
         if placement is not None and placement.binding is not None:
             await self._store.release(placement.name, placement.binding, keep_s=keep_s)
 
@@ -157,6 +162,7 @@ class Replicas:
     async def release_draft(self, session: int, link: DraftLink, *, keep_s: float = 0.0) -> None:
         """The session is no longer on that draft; its conversation is bound to it for `keep_s` seconds."""
         placement = self._on_drafts.remove(session, link.address)
+        leave_if_idle(link, self._on_drafts)
         if placement is not None and keep_s > 0 and link.welcome is not None:
             incarnation = link.welcome.incarnation
             made = await self._store.bind(placement.name, link.address, incarnation, instead_of=placement.found)
@@ -172,12 +178,17 @@ class Replicas:
         bound_to: str | None = None,
         avoid: Collection[str] = (),
     ) -> Link | None:
-        ready = {link.address: link for link in links if link.ready}
-        candidates = [
-            placements.candidate(address, links.records.get(address), listed=links.listed(address)) for address in ready
-        ]
+        candidates = self._candidates(links, placements)
         address = choose(name, candidates, bound_to=bound_to, tokens=tokens, avoid=avoid)
-        return None if address is None else ready[address]
+        return next((link for link in links if link.address == address), None)
+
+    def _candidates(self, links: Links[Any], placements: Placements) -> list[Candidate]:
+        """The replicas that are connected and take sessions."""
+        return [
+            placements.candidate(link.address, links.records.get(link.address), listed=links.listed(link.address))
+            for link in links
+            if link.takes_new
+        ]
 
     def _named(self, session: int) -> str:
         """The session's name among all coordinators'."""

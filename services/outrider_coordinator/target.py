@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 
@@ -66,15 +67,20 @@ class TargetBinding:
         Raises Unavailable when no verifier could be had in time, ResourceExhausted when none has room.
         """
         for _ in range(MAX_REOPENINGS):
+            if self._link is not None and self._replicas.hands_over(self._link, self._session.request.max_length):
+                log.info("session %d leaves %s, which drains", self._session.number, self._link.address)
+                await self.close()
             try:
                 link = self._link or await self._open(committed)
                 return await self._round(link, committed, proposal, plainly)
             except (Unavailable, DeadlineExceeded) as error:
                 await self._lose(error)
             except ItemError as error:
-                if error.code not in _REOPEN:
+                if error.code not in _REOPEN and not self._waits_for_room(error):
                     raise _as_client_error(error) from error
                 await self._lose(error)
+                if error.code is FailureCode.RESOURCE_EXHAUSTED:
+                    await asyncio.sleep(self._failover_s / MAX_REOPENINGS)
         raise Unavailable(f"the session was lost {MAX_REOPENINGS} times in a row")
 
     def follow_up(
@@ -155,6 +161,10 @@ class TargetBinding:
         if isinstance(exchange.reply, Opened) and self._session.counts.rounds == 0:
             self._session.counts.cached_tokens = min(exchange.reply.cached_tokens, len(request.prompt))
         return link
+
+    def _waits_for_room(self, error: ItemError) -> bool:
+        """An answer that has begun is not refused: it lost its place to a failure, and waits for another one."""
+        return error.code is FailureCode.RESOURCE_EXHAUSTED and self._session.counts.rounds > 0
 
     async def _lose(self, error: OutriderError) -> None:
         if self._link is None:

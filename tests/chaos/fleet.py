@@ -141,7 +141,7 @@ class Fleet:
         """Its exit status, once its process has ended; None if it has not within `timeout_s`."""
         assert machine.process is not None
         deadline = time.monotonic() + timeout_s
-        while (status := machine.process.poll()) is None and time.monotonic() < deadline:
+        while (status := machine.process.poll()) is None and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         return status
 

@@ -3,7 +3,7 @@
     python -m tests.chaos.nursery REAPER_PID
 
 Reads one JSON object a line, {"space": network namespace, "log": file, "arguments": those of tests.chaos.service}, and
-writes the new process's id. The new process is REAPER's child, which has to be a subreaper: its parent here ends at once.
+writes the new process's id. That becomes a child of REAPER, a subreaper, because its parent here ends at once.
 """
 
 from __future__ import annotations

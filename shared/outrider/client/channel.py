@@ -45,6 +45,9 @@ def channel_options(address: str) -> list[tuple[str, str | int]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         # A coordinator that vanished without a goodbye is noticed within 40 s, however long a stream has been quiet.
+        # A coordinator that comes back is found again within a second or two; gRPC's own back-off grows to two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.max_pings_without_data", 0),

@@ -157,8 +157,9 @@ class Replica:
         )
 
     async def _drain(self) -> None:
-        """Tell the coordinators to bring nothing new, then wait until all of them have left."""
+        """Tell the coordinators to bring nothing new and to take along what lasts, then wait until they have left."""
         self.refuse_new()
+        self._streams.drain(self._settings.grace_s)
         await self._streams.drained()
 
     def refuse_new(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -80,7 +81,8 @@ class ReplicaLink(Generic[Item, Reply]):
         self.model: ModelInfo | None = None
         self.welcome: replica_pb2.Welcome | None = None  # of the current connection
         self.refusal: str | None = None  # why the replica may not be used, if it may not
-        self.sessions = 0  # bound here now; kept by the routing
+        self.hands_over_at: float | None = None  # when half its grace is over (time.monotonic); None: it does not drain
+        self.on_drain: Callable[[], None] = lambda: None  # called once it has said so
         self._codec = codec
         self._pair = pair
         self._coordinator = coordinator
@@ -90,17 +92,28 @@ class ReplicaLink(Generic[Item, Reply]):
         self._filled = asyncio.Event()
         self._pending: dict[Key, _Pending] = {}
         self._up = asyncio.Event()
+        self._takes_new = asyncio.Event()
+        self._leave = asyncio.Event()
 
     @property
     def ready(self) -> bool:
         """True while the stream is up."""
         return self._up.is_set()
 
+    @property
+    def takes_new(self) -> bool:
+        """True while the stream is up and the replica does not drain."""
+        return self._takes_new.is_set()
+
+    def leave(self) -> None:
+        """End the stream to a replica that drains: nothing of ours is there any more. It is tried again later."""
+        self._leave.set()
+
     async def wait_ready(self, timeout_s: float) -> None:
-        """Return when the stream is up; raise Unavailable after `timeout_s` seconds."""
+        """Return when the replica takes sessions; raise Unavailable after `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._up.wait()
+                await self._takes_new.wait()
         except TimeoutError:
             raise Unavailable(f"{self.address} is not connected{f': {self.refusal}' if self.refusal else ''}") from None
 
@@ -183,8 +196,8 @@ class ReplicaLink(Generic[Item, Reply]):
         stream: Any = self._codec.open_stream(channel)
         try:
             self._come_up(await self._shake_hands(stream, hello))
-            await _until_one_ends(self._read_replies(stream), self._write_items(stream))
-            raise await _end_of(stream)
+            await _until_one_ends(self._read_replies(stream), self._write_items(stream), self._left())
+            raise Unavailable("it drains") if self._leave.is_set() else await _end_of(stream)
         finally:
             stream.cancel()
 
@@ -231,6 +244,17 @@ class ReplicaLink(Generic[Item, Reply]):
         while (frame := await stream.read()) is not grpc.aio.EOF:
             for wire in frame.replies.replies:
                 self._take(wire)
+            if frame.HasField("draining"):
+                self._drain(frame.draining.grace_ms / 1000)
+
+    def _drain(self, grace_s: float) -> None:
+        log.info("%s drains for at most %g s", self.address, grace_s)
+        self.hands_over_at = time.monotonic() + grace_s / 2
+        self._takes_new.clear()
+        self.on_drain()
+
+    async def _left(self) -> None:
+        await self._leave.wait()
 
     def _take(self, wire: Any) -> None:
         pending = self._pending.get(convert.key_of(wire))
@@ -247,7 +271,10 @@ class ReplicaLink(Generic[Item, Reply]):
         self.welcome = welcome
         self.refusal = None
         self._outbox.clear()
+        self._leave.clear()
+        self.hands_over_at = None
         self._up.set()
+        self._takes_new.set()
         assert self.model is not None
         log.info("%s is up: %s (%s)", self.address, self.model.name, welcome.incarnation[:8])
 
@@ -259,6 +286,7 @@ class ReplicaLink(Generic[Item, Reply]):
 
     def _go_down(self, error: BaseException) -> None:
         self._up.clear()
+        self._takes_new.clear()
         self.welcome = None
         self._outbox.clear()
         for pending in self._pending.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc.aio
 
-from outrider.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from outrider.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from outrider.protocol.items import PROTOCOL_VERSION, Failed, FailureCode, ModelInfo
 from outrider.rpc import convert
 from outrider.rpc.channel import TOKENIZER_PIECE_BYTES
@@ -71,6 +72,14 @@ class ReplicaStreams(Generic[Item, Reply]):
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._outboxes: set[_Outbox[Reply]] = set()
+        self._ends_at: float | None = None  # when the grace of a drain is over, in time.monotonic seconds
+
+    def drain(self, grace_s: float) -> None:
+        """Tell every coordinator that streams are cut in `grace_s` seconds, and let no further one connect."""
+        self._ends_at = time.monotonic() + grace_s
+        for outbox in self._outboxes:
+            outbox.wake()
 
     async def drained(self) -> None:
         """Return when no coordinator is connected."""
@@ -81,6 +90,8 @@ class ReplicaStreams(Generic[Item, Reply]):
         async with errors_as_status(context):
             hello = await self._read_hello(requests)
             self._check_hello(hello)
+            if self._ends_at is not None:
+                raise Unavailable("this replica drains: it takes no coordinator any more")
             await context.write(self._codec.welcome_frame(self._welcome()))
             await self._exchange(requests, context, hello)
 
@@ -92,6 +103,7 @@ class ReplicaStreams(Generic[Item, Reply]):
         # Ids both sides know; the rest is padding for this pair.
         known = min(self._info.model.vocabulary_size, hello.vocabulary_size)
         connection = self._backend.connect(name, outbox.deliver, vocabulary_size=known)
+        self._outboxes.add(outbox)
         self._opened(name)
         try:
             async with asyncio.TaskGroup() as tasks:  # either half's failure ends the stream
@@ -103,6 +115,7 @@ class ReplicaStreams(Generic[Item, Reply]):
         finally:
             # A cancelled client looks like a normal end of the stream: this is the one place of cleanup.
             connection.close()
+            self._outboxes.discard(outbox)
             self._closed(name)
 
     def _take_frame(self, request: Any, connection: Connection[Item], outbox: _Outbox[Reply]) -> None:
@@ -120,10 +133,15 @@ class ReplicaStreams(Generic[Item, Reply]):
                 outbox.put(Failed(convert.key_of(wire), FailureCode.RESOURCE_EXHAUSTED, str(error)))
 
     async def _write_replies(self, outbox: _Outbox[Reply], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        told = False
         while True:
             replies = await outbox.take()
-            frame = self._codec.replies_frame([self._codec.reply_to_proto(reply) for reply in replies])
-            await context.write(frame)
+            if replies:
+                frame = self._codec.replies_frame([self._codec.reply_to_proto(reply) for reply in replies])
+                await context.write(frame)
+            if self._ends_at is not None and not told:
+                told, left_s = True, max(0.0, self._ends_at - time.monotonic())
+                await context.write(self._codec.draining_frame(replica_pb2.Draining(grace_ms=round(left_s * 1000))))
 
     async def _read_hello(self, requests: AsyncIterator[Any]) -> replica_pb2.Hello:
         try:
@@ -202,8 +220,12 @@ class _Outbox(Generic[Reply]):
         if len(self._replies) > MAX_UNREAD_REPLIES:
             raise ResourceExhausted(f"{len(self._replies)} replies are unread, more than {MAX_UNREAD_REPLIES}")
 
+    def wake(self) -> None:
+        """Let `take` return, be it with nothing."""
+        self._filled.set()
+
     async def take(self) -> list[Any]:
-        """All replies that wait; at least one."""
+        """All replies that wait; none only after `wake`."""
         await self._filled.wait()
         self._filled.clear()
         taken, self._replies = self._replies, []
