@@ -27,16 +27,15 @@ def accept(rule: Rule, proposal: Proposal, verdict: Verdict, *, seed: int, base_
 
 def _match(proposal: Proposal, verdict: Verdict) -> tuple[int, ...]:
     """Walk while some child is the token that the target drew itself."""
-    tree = proposal.tree
+    tree, drawn = proposal.tree, verdict.next_tokens
     accepted: list[int] = []
     node = ROOT
-    while True:
-        drawn = verdict.next_tokens[node + 1]
-        found = next((child for child in tree.children(node) if tree.tokens[child] == drawn), None)
-        if found is None:
-            return tuple(accepted)
-        accepted.append(found)
-        node = found
+    # Children come after their parents: one pass meets each node of the path after the one before it.
+    for child, parent in enumerate(tree.parents):
+        if parent == node and tree.tokens[child] == drawn[node + 1]:
+            accepted.append(child)
+            node = child
+    return tuple(accepted)
 
 
 def _rejection(proposal: Proposal, verdict: Verdict, seed: int, base_length: int) -> tuple[int, ...]:
@@ -74,7 +73,7 @@ def _check(rule: Rule, proposal: Proposal, verdict: Verdict) -> None:
         raise InternalError(
             f"verdict has {len(verdict.thresholds)} thresholds, but {rule} over {size} nodes has {wanted}"
         )
-    if not all(0.0 <= threshold <= 1.0 for threshold in verdict.thresholds):  # NaN fails too
+    if wanted and not all(0.0 <= threshold <= 1.0 for threshold in verdict.thresholds):  # NaN fails too
         raise InternalError(f"verdict has thresholds outside 0 to 1: {verdict.thresholds}")
     if min(verdict.next_tokens) < 0:
         raise InternalError(f"verdict has a negative token id: {verdict.next_tokens}")

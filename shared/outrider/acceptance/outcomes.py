@@ -31,15 +31,17 @@ class OutcomeCache:
 
     def find(self, committed: Sequence[int]) -> Lookup | None:
         """What was drafted for the round's outcome; None if `committed` is not an outcome of this round."""
-        since = tuple(committed[self._base_length :])
-        if not since:
+        if len(committed) <= self._base_length:
             return None
-        node = ROOT
-        for token in since[:-1]:
-            reached = [c for c in self._in_flight.children(node) if self._in_flight.tokens[c] == token]
-            if not reached:
-                return None
-            node = reached[0]
+        path, tree = committed[self._base_length : -1], self._in_flight
+        node, reached = ROOT, 0
+        # Children come after their parents: one pass meets each node of the path after the one before it.
+        for child, parent in enumerate(tree.parents):
+            if reached < len(path) and parent == node and tree.tokens[child] == path[reached]:
+                node, reached = child, reached + 1
+        if reached < len(path):
+            return None
         here = self._proposals.get(node, {})
-        rank = list(here).index(since[-1]) if since[-1] in here else None
-        return Lookup(here.get(since[-1]), rank, not self._in_flight.children(node))
+        next_token = committed[-1]
+        rank = list(here).index(next_token) if next_token in here else None
+        return Lookup(here.get(next_token), rank, node not in tree.parents)

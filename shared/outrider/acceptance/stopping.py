@@ -92,15 +92,17 @@ class Stopper:
     finish: Finish | None = None
     _held: str = field(default="", init=False)  # text that could be the beginning of a stop string
     _final: frozenset[int] = field(init=False)
+    _most: int = field(init=False)  # output tokens
 
     def __post_init__(self) -> None:
         self._final = self.conditions.final_token_ids
+        room = self.conditions.max_length - self.prompt_length
+        self._most = max(0, min(self.conditions.max_tokens, room))
 
     @property
     def remaining(self) -> int:
         """How many more tokens can be emitted; a proposal longer than this minus one is wasted."""
-        room = self.conditions.max_length - self.prompt_length
-        return max(0, min(self.conditions.max_tokens, room) - self.emitted)
+        return self._most - self.emitted
 
     def push(self, tokens: Sequence[int]) -> Emission:
         """Take the tokens one round committed."""

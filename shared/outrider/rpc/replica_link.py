@@ -53,10 +53,24 @@ class Exchange(Generic[Reply]):
     wire_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Pending:
-    future: asyncio.Future[Exchange[Any]]
+    """A reply that is to come, or that came and waits for `receive`."""
+
     sent_bytes: int
+    result: Exchange[Any] | OutriderError | None = None
+    waiter: asyncio.Future[None] | None = None
+
+    def settle(self, result: Exchange[Any] | OutriderError) -> None:
+        """Keep what came first, and wake whoever waits for it."""
+        if self.result is None:
+            self.result = result
+            _wake(self.waiter)
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
 
 
 Pair = Callable[[ModelInfo, "model_pb2_grpc.ModelServiceAsyncStub"], Awaitable[int]]
@@ -137,27 +151,27 @@ class ReplicaLink(Generic[Item, Reply]):
     def expect(self, key: Key, sent_bytes: int = 0) -> None:
         """Keep the reply with this key, which is to come, until `receive` or `forget`."""
         assert key not in self._pending, "one call at a time for a key"
-        future: asyncio.Future[Exchange[Reply]] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ever ask for it
-        self._pending[key] = _Pending(future, sent_bytes)
+        self._pending[key] = _Pending(sent_bytes)
 
     async def receive(self, key: Key, timeout_s: float) -> Exchange[Reply]:
         """Wait for an expected reply; raises what `call` does."""
+        pending = self._pending[key]
         try:
-            async with asyncio.timeout(timeout_s):
-                exchange = await self._pending[key].future
-        except TimeoutError:
-            raise DeadlineExceeded(f"{self.address} did not answer within {timeout_s:g} s") from None
+            if pending.result is None:
+                await _settled(pending, timeout_s)
         finally:
             self.forget(key)
-        if isinstance(exchange.reply, Failed):
-            raise ItemError(exchange.reply.code, exchange.reply.message)
-        return exchange
+        if pending.result is None:
+            raise DeadlineExceeded(f"{self.address} did not answer within {timeout_s:g} s")
+        if isinstance(pending.result, OutriderError):
+            raise pending.result
+        if isinstance(reply := pending.result.reply, Failed):
+            raise ItemError(reply.code, reply.message)
+        return pending.result
 
     def forget(self, key: Key) -> None:
         """Drop the reply with this key, if it ever comes."""
-        if (pending := self._pending.pop(key, None)) is not None:
-            pending.future.cancel()
+        self._pending.pop(key, None)
 
     def tell(self, item: Item) -> int:
         """Send an item whose reply, if any, does not matter; its bytes on the wire. Nothing is sent while down."""
@@ -258,14 +272,14 @@ class ReplicaLink(Generic[Item, Reply]):
 
     def _take(self, wire: Any) -> None:
         pending = self._pending.get(convert.key_of(wire))
-        if pending is None or pending.future.done():
+        if pending is None or pending.result is not None:
             return  # stale: of an older epoch or base length, or given up
         try:
             reply = self._codec.reply_from_proto(wire)
         except OutriderError as error:  # this session's reply is broken; the stream lives
-            pending.future.set_exception(InternalError(str(error)))
+            pending.settle(InternalError(str(error)))
             return
-        pending.future.set_result(Exchange(reply, pending.sent_bytes + wire.ByteSize()))
+        pending.settle(Exchange(reply, pending.sent_bytes + wire.ByteSize()))
 
     def _come_up(self, welcome: replica_pb2.Welcome) -> None:
         self.welcome = welcome
@@ -290,8 +304,18 @@ class ReplicaLink(Generic[Item, Reply]):
         self.welcome = None
         self._outbox.clear()
         for pending in self._pending.values():
-            if not pending.future.done():
-                pending.future.set_exception(Unavailable(f"{self.address} was lost: {_reason(error)}"))
+            pending.settle(Unavailable(f"{self.address} was lost: {_reason(error)}"))
+
+
+async def _settled(pending: _Pending, timeout_s: float) -> None:
+    """Return when there is a result, or after `timeout_s` seconds. Every round comes here: asyncio.timeout costs more."""
+    loop = asyncio.get_running_loop()
+    pending.waiter = loop.create_future()
+    timer = loop.call_later(timeout_s, _wake, pending.waiter)
+    try:
+        await pending.waiter
+    finally:
+        timer.cancel()
 
 
 async def _until_one_ends(*halves: Coroutine[Any, Any, None]) -> None:
