@@ -48,8 +48,9 @@ class _Running:
 class Generation:
     """One generation: iterate over its deltas; afterwards `session` and `fallback_reason` tell how it went."""
 
-    def __init__(self, session: Session, target: TargetBinding, speculator: Speculator) -> None:
+    def __init__(self, session: Session, target: TargetBinding, speculator: Speculator, client: str) -> None:
         self.session = session
+        self.client = client
         self._target = target
         self._speculator = speculator
 
@@ -80,9 +81,14 @@ class Generations:
         self._closed = False
         self.costs = RoundCosts()
         self.recorder: Recorder | None = None
-        self.admission = Admission(settings.max_sessions, settings.max_waiting, settings.queue_timeout_s)
+        self.admission = Admission(
+            settings.max_sessions,
+            settings.max_waiting,
+            settings.queue_timeout_s,
+            max_waiting_each=settings.max_waiting_each,
+        )
 
-    def start(self, request: Request) -> Generation:
+    def start(self, request: Request, client: str = "") -> Generation:
         """A generation that has not asked any replica for anything yet. Raise Unavailable after `close`."""
         if self._closed:
             raise Unavailable("this coordinator is ending: another one has to be asked")
@@ -96,7 +102,7 @@ class Generations:
             failover_s=self._settings.failover_s,
             epochs=self._epochs,
         )
-        return Generation(session, target, self._speculator(session, target))
+        return Generation(session, target, self._speculator(session, target), client)
 
     def close(self) -> None:
         """Let nothing new begin."""
@@ -124,7 +130,7 @@ class Generations:
         """The deltas of an admitted generation; `abort` ends them early, without an error."""
         waiting = entry.task
         try:
-            async with self.admission.place():
+            async with self.admission.place(generation.client):
                 generation.session.clock.admitted = time.monotonic()
                 async with aclosing(Buffer(generation.deltas(), MAX_AHEAD)) as deltas:
                     # From here on it is the rounds that abort ends: what they committed still reaches the client.

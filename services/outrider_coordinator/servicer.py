@@ -14,6 +14,7 @@ from outrider.rpc.convert import model_to_proto
 from outrider.rpc.status import errors_as_status
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
+from outrider_coordinator.clients import client_of
 from outrider_coordinator.convert import (
     Defaults,
     delta_to_proto,
@@ -49,7 +50,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             checked = await _tokenizing(
                 request, request_from_proto, request, self._replicas.known_target, self._defaults, current_caller()
             )
-            generation = self._generations.start(checked)
+            generation = self._generations.start(checked, client_of(current_caller(), context.peer()))
             async with aclosing(self._generations.run(generation)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     if delta.text or delta.token_ids:

@@ -79,6 +79,9 @@ class CoordinatorSettings(RegistrySettings, TlsSettings, env_prefix="OUTRIDER_CO
     default_max_tokens: int = Field(1024, ge=1, description="Most output tokens of a request that sets no limit.")
     max_sessions: int = Field(1024, ge=1, description="Generations that run at the same time.")
     max_waiting: int = Field(1024, ge=0, description="Requests that wait for one to end; more are refused.")
+    max_waiting_each: int = Field(
+        256, ge=0, description="Those of one client: one API key's tenant or, without keys, one machine."
+    )
     queue_timeout_s: float = Field(30.0, ge=0, description="Longest wait in that queue, in seconds.")
     verify_timeout_s: float = Field(
         120.0, gt=0, description="Longest wait for a verdict, prefill included, in seconds."

@@ -1,0 +1,68 @@
+"""One client that floods a coordinator, and others who must not notice more than that they share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from outrider.client import AsyncClient
+from outrider.client.convert import generate_request
+from outrider.errors import ResourceExhausted
+from outrider.rpc import api_key
+from outrider.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.cluster import running_cluster, until
+from tests.conftest import TinyModel
+
+PROMPT = [*range(20, 40)]
+OPTIONS: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "drafter": "none", "seed": 1}
+
+
+def key_file(folder: Path, *names: str) -> Path:
+    path = folder / "keys.json"
+    path.write_text(json.dumps([{"name": name, "sha256": api_key.digest(name)} for name in names]))
+    return path
+
+
+async def test_a_flood_of_one_key_does_not_hold_up_another(tiny_model: TinyModel, tmp_path: Path) -> None:
+    keys = key_file(tmp_path, "flood", "calm")
+    async with (
+        running_cluster(tiny_model("llama"), api_keys_file=keys, max_sessions=2, max_waiting_each=12) as cluster,
+        AsyncClient(cluster.address, api_key="flood") as flood,
+        AsyncClient(cluster.address, api_key="calm") as calm,
+    ):
+        admission = cluster.coordinator.generations.admission
+        tasks = [asyncio.create_task(flood.generate(token_ids=PROMPT, **OPTIONS)) for _ in range(20)]
+        await until(lambda: admission.waiting == 12 and sum(task.done() for task in tasks) >= 6)
+        for _ in range(2):
+            before = sum(task.done() for task in tasks)
+            await calm.generate(token_ids=PROMPT, **OPTIONS)
+            # Two of the flood's were running, and two may have begun in between.
+            assert sum(task.done() for task in tasks) - before <= 4
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        refused = [result for result in results if isinstance(result, BaseException)]
+        assert len(refused) == 6
+        for error in refused:
+            assert isinstance(error, ResourceExhausted)
+            assert "12 requests of this client wait" in str(error)
+            assert error.retry_after_s >= 1
+        assert (admission.running, admission.waiting) == (0, 0)
+
+
+async def test_without_keys_a_connection_from_here_is_a_client(tiny_model: TinyModel) -> None:
+    async with (
+        running_cluster(tiny_model("llama"), max_sessions=1) as cluster,
+        grpc.aio.insecure_channel(cluster.address, [("grpc.use_local_subchannel_pool", 1)]) as own_connection,
+    ):
+        other = GenerationServiceStub(own_connection)
+        generations = cluster.coordinator.generations
+        tasks = [asyncio.create_task(cluster.generate(PROMPT, **OPTIONS)) for _ in range(12)]
+        await until(lambda: generations.admission.waiting == 11)
+        request = generate_request(None, {"token_ids": PROMPT, **OPTIONS})
+        responses = [response async for response in other.Generate(request, timeout=20)]
+        assert responses[-1].finished.usage.completion_tokens == 8
+        assert sum(task.done() for task in tasks) <= 3
+        await asyncio.gather(*tasks)
