@@ -308,7 +308,7 @@ class ReplicaLink(Generic[Item, Reply]):
 
 
 async def _settled(pending: _Pending, timeout_s: float) -> None:
-    """Return when there is a result, or after `timeout_s` seconds. Every round comes here: asyncio.timeout costs more."""
+    """Return when there is a result, or after `timeout_s` seconds. Each round waits here; asyncio.timeout is slower."""
     loop = asyncio.get_running_loop()
     pending.waiter = loop.create_future()
     timer = loop.call_later(timeout_s, _wake, pending.waiter)
