@@ -184,6 +184,7 @@ def _stats(session: Session, fallback_reason: str) -> pb.SpeculationStats:
         look_ups=counts.look_ups,
         hits=counts.hits,
         drafted_ahead_tokens=counts.drafted_ahead,
+        sibling_tokens=counts.siblings,
         sources=[
             pb.SourceStats(source=number, rounds=of.rounds, proposed_tokens=of.proposed, accepted_tokens=of.accepted)
             for source, number in _SOURCES.items()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from outrider.acceptance.choice import Choice
 from outrider.acceptance.ngram import NgramIndex
 from outrider.acceptance.proposal import Proposal
 
@@ -23,8 +24,8 @@ class Drafter(Protocol):
     def up_to_date(self, committed: Sequence[int], max_tokens: int) -> bool:
         """False if its next proposal has first to catch up, so that its time says nothing of the ones to come."""
 
-    async def propose(self, committed: Sequence[int], max_tokens: int) -> Proposal:
-        """At most `max_tokens` deep; `NO_PROPOSAL` whenever nothing is at hand. Never raises for a lost replica."""
+    async def propose(self, committed: Sequence[int], choice: Choice) -> Proposal:
+        """What was chosen, or less; `NO_PROPOSAL` whenever nothing is at hand. Never raises for a lost replica."""
 
     async def close(self) -> None:
         """Free what the drafter holds for the session."""
@@ -46,10 +47,10 @@ class NgramDrafter:
         """Always."""
         return True
 
-    async def propose(self, committed: Sequence[int], max_tokens: int) -> Proposal:
+    async def propose(self, committed: Sequence[int], choice: Choice) -> Proposal:
         """What followed the same few tokens before."""
         self._index.extend(committed[len(self._index) :])
-        return self._index.propose(max_tokens)
+        return self._index.propose(choice.length)
 
     async def close(self) -> None:
         """Nothing to free."""

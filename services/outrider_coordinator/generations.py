@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from outrider.acceptance.control import DraftControl, Policy
 from outrider.acceptance.costs import RoundCosts
+from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import Source
+from outrider.acceptance.siblings import SiblingPool
 from outrider.acceptance.stopping import FinishReason
 from outrider.errors import InvalidArgument, Unavailable
 from outrider.telemetry import metrics
@@ -23,7 +25,7 @@ from outrider_coordinator.look_ahead import LookAhead
 from outrider_coordinator.model_drafter import ModelDrafter
 from outrider_coordinator.recorder import Recorder
 from outrider_coordinator.replicas import Replicas
-from outrider_coordinator.request import DrafterKind, LookAheadMode, Request
+from outrider_coordinator.request import DrafterKind, LookAheadMode, Request, TreeMode
 from outrider_coordinator.session import Delta, Session
 from outrider_coordinator.settings import CoordinatorSettings
 from outrider_coordinator.speculator import Speculator
@@ -80,6 +82,7 @@ class Generations:
         self._running: dict[tuple[str, str], _Running] = {}  # by tenant and request id
         self._closed = False
         self.costs = RoundCosts()
+        self.siblings = SiblingPool()
         self.recorder: Recorder | None = None
         self.admission = Admission(
             settings.max_sessions,
@@ -161,9 +164,16 @@ class Generations:
 
     def _speculator(self, session: Session, target: TargetBinding) -> Speculator:
         settings, wanted = self._settings, session.request.speculation
-        policy = Policy(wanted.fixed_length, settings.fallback_window, settings.fallback_acceptance)
+        trees = settings.trees if wanted.rule is Rule.MATCH else TreeMode.OFF
+        policy = Policy(
+            wanted.fixed_length,
+            settings.fallback_window,
+            settings.fallback_acceptance,
+            max_siblings=settings.max_siblings if trees is not TreeMode.OFF else 0,
+            always_siblings=trees is TreeMode.ON,
+        )
         kinds = {wanted.drafter} if wanted.drafter is not DrafterKind.AUTO else {DrafterKind.NGRAM, DrafterKind.MODEL}
-        control = DraftControl(self.costs, policy)
+        control = DraftControl(self.costs, policy, self.siblings)
         look_ahead: LookAhead | None = None
         drafters: dict[Source, Drafter] = {}
         if DrafterKind.NGRAM in kinds:
@@ -181,7 +191,14 @@ class Generations:
             look_ahead = LookAhead(session, model, target, control, self.costs, mode=mode, branches=branches)
         lacking = wanted.drafter is DrafterKind.MODEL and not drafters
         reason = "this coordinator has no draft replicas" if lacking else ""
-        return Speculator(session, control, drafters, look_ahead=look_ahead, reason=reason)
+        return Speculator(
+            session,
+            control,
+            drafters,
+            look_ahead=look_ahead,
+            most_nodes=lambda: self._replicas.max_proposal,
+            reason=reason,
+        )
 
     def _look_ahead_tokens(self, max_draft_tokens: int) -> int:
         if self._settings.look_ahead is LookAheadMode.OFF:
@@ -202,3 +219,4 @@ def _record(session: Session) -> None:
     if session.counts.proposed:
         metrics.proposed_tokens.add(session.counts.proposed, drafter)
         metrics.accepted_tokens.add(session.counts.accepted, drafter)
+        metrics.sibling_tokens.add(session.counts.siblings, drafter)

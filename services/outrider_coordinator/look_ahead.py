@@ -6,11 +6,13 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from outrider.acceptance.choice import Choice
 from outrider.acceptance.control import DraftControl
 from outrider.acceptance.costs import RoundCosts
 from outrider.acceptance.fan_out import BONUS_PRIOR, RECOVERED_PRIOR, RankEstimate, fan_out
 from outrider.acceptance.outcomes import OutcomeCache
-from outrider.acceptance.proposal import NO_PROPOSAL, Proposal
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
+from outrider.acceptance.shape import fall_of
 from outrider.acceptance.tree import TokenTree
 from outrider.protocol.items import DraftedAhead, Foreseen
 from outrider.telemetry import metrics
@@ -44,16 +46,20 @@ class LookAhead:
         self._branches = branches
         self._recovered, self._bonus = RankEstimate(RECOVERED_PRIOR), RankEstimate(BONUS_PRIOR)
         self._pending: asyncio.Task[OutcomeCache | None] | None = None
+        self._round = 0, NO_PROPOSAL.tree  # base length and tree of the round that it works ahead of
 
     def begin(self, committed: Sequence[int], in_flight: TokenTree, longest: int) -> None:
         """Draft ahead for the round of `in_flight` after `committed`, where that is expected to pay."""
         self._drop()
         length = self._control.look_ahead(longest) if self._is_on() else 0
-        if not length or not in_flight.is_chain:
+        if not length:
             return
-        chances = self._control.in_flight(len(in_flight))
-        shape = fan_out(chances, self._recovered.chances, self._bonus.chances, self._branches)
-        work = self._foresee(committed, len(committed), in_flight, length, shape)
+        wanted = Choice(Source.MODEL, length, self._control.siblings_ahead(length, self._drafter.most_nodes))
+        chances = self._control.in_flight(in_flight)
+        branches = min(self._branches, self._drafter.most_nodes)
+        shape = fan_out(in_flight, chances, self._recovered.chances, self._bonus.chances, branches)
+        self._round = len(committed), in_flight
+        work = self._foresee(committed, len(committed), in_flight, wanted, shape)
         self._pending = asyncio.create_task(work, name=f"look ahead of session {self._session.number}")
 
     @property
@@ -70,7 +76,13 @@ class LookAhead:
         lookup = cache.find(committed) if cache else None
         if lookup is None:
             return None, None
-        (self._bonus if lookup.bonus else self._recovered).record(lookup.rank)
+        base, in_flight = self._round
+        _, tried, sibling = fall_of(in_flight, committed[base:])
+        if sibling is not None:
+            self._recovered.record(sibling)
+        # What the siblings in flight were is no outcome there: the ranks foreseen begin after theirs.
+        rank = lookup.rank if lookup.rank is None or lookup.bonus else lookup.rank + tried
+        (self._bonus if lookup.bonus else self._recovered).record(rank)
         hit = lookup.proposal is not None
         self._session.counts.look_ups += 1
         self._session.counts.hits += hit
@@ -91,13 +103,13 @@ class LookAhead:
         return self._mode is LookAheadMode.ON and self._drafter.is_open
 
     async def _foresee(
-        self, committed: Sequence[int], base: int, in_flight: TokenTree, length: int, shape: tuple[int, ...]
+        self, committed: Sequence[int], base: int, in_flight: TokenTree, wanted: Choice, shape: tuple[int, ...]
     ) -> OutcomeCache | None:
         started = time.perf_counter()
-        reply = await self._drafter.draft_ahead(committed, base, in_flight, length, shape)
+        reply = await self._drafter.draft_ahead(committed, base, in_flight, wanted, shape)
         if not isinstance(reply, DraftedAhead):
             return None
-        self._costs.observe_ahead(length, (time.perf_counter() - started) * 1e3)
+        self._costs.observe_ahead(wanted.length, (time.perf_counter() - started) * 1e3)
         drafted = sum(len(each.proposal) for each in reply.foreseen)
         self._session.counts.drafted_ahead += drafted
         metrics.drafted_ahead.add(drafted)
@@ -111,14 +123,16 @@ class LookAhead:
         """The outcomes that do not end the answer, with proposals no longer than what remains of it."""
         kept = []
         for each in foreseen:
-            budget = self._session.draft_budget_after(len(in_flight.path(each.node)) + 1)
+            count = len(in_flight.path(each.node)) + 1
+            budget = self._session.draft_budget_after(count)
             if budget is not None:
-                proposal = each.proposal.clipped(budget) if budget else NO_PROPOSAL
+                nodes = self._session.node_budget_after(count)
+                proposal = each.proposal.clipped(budget, nodes) if budget else NO_PROPOSAL
                 kept.append(Foreseen(each.node, each.next_token, proposal))
         return kept
 
     def _goes_plain(self, in_flight: TokenTree) -> bool:
-        ends = self._session.draft_budget_after(len(in_flight) + 1) is None
+        ends = self._session.draft_budget_after(in_flight.depth + 1) is None
         return not ends and self._control.misses_go_plain
 
     def _drop(self) -> None:

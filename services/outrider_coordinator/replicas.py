@@ -73,6 +73,12 @@ class Replicas:
         return list(self._verifiers)
 
     @property
+    def max_proposal(self) -> int:
+        """Most tokens of a proposal that every connected replica takes."""
+        links = (*self._verifiers, *self._drafts)
+        return min((link.welcome.max_proposal for link in links if link.welcome is not None), default=0)
+
+    @property
     def drafts(self) -> list[DraftLink]:
         """The links to drafts, connected or not."""
         return list(self._drafts)

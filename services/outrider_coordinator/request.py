@@ -29,6 +29,14 @@ class DrafterKind(StrEnum):
     AUTO = "auto"  # each round what is expected to be fastest
 
 
+class TreeMode(StrEnum):
+    """When to propose trees: further tokens for the places of a draft model's guess."""
+
+    OFF = "off"
+    AUTO = "auto"
+    ON = "on"
+
+
 class LookAheadMode(StrEnum):
     """When to draft ahead."""
 

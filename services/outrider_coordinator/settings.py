@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, model_validator
 from outrider.acceptance.params import Rule
 from outrider.config.registry import RegistrySettings
 from outrider.config.tls import TlsSettings
-from outrider_coordinator.request import MAX_DRAFT_TOKENS, DrafterKind, Limits, LookAheadMode, Speculation
+from outrider_coordinator.request import MAX_DRAFT_TOKENS, DrafterKind, Limits, LookAheadMode, Speculation, TreeMode
 
 
 class CoordinatorSettings(RegistrySettings, TlsSettings, env_prefix="OUTRIDER_COORDINATOR_"):
@@ -48,6 +48,12 @@ class CoordinatorSettings(RegistrySettings, TlsSettings, env_prefix="OUTRIDER_CO
     fallback_acceptance: float = Field(
         0.5, ge=0, le=1, description="A request of whose guessed tokens fewer stand goes on without; 0: never."
     )
+    trees: TreeMode = Field(
+        TreeMode.AUTO,
+        description="Propose the draft's next choices beside its guess, under match; auto: where that is expected to "
+        "be faster; on: max_siblings in every guess.",
+    )
+    max_siblings: int = Field(8, ge=0, le=63, description="Most tokens beside the guess of a round; 0: none.")
     look_ahead: LookAheadMode = Field(
         LookAheadMode.AUTO,
         description="Draft for the likely outcomes of a round while it is verified; auto: if the draft's device is "
@@ -82,7 +88,9 @@ class CoordinatorSettings(RegistrySettings, TlsSettings, env_prefix="OUTRIDER_CO
     max_waiting_each: int = Field(
         256, ge=0, description="Those of one client: one API key's tenant or, without keys, one machine."
     )
-    queue_timeout_s: float = Field(30.0, ge=0, description="Longest wait in that queue, in seconds.")
+    queue_timeout_s: float = Field(
+        30.0, ge=0, description="Longest wait in that queue, and then for room in a verifier's KV cache, in seconds."
+    )
     verify_timeout_s: float = Field(
         120.0, gt=0, description="Longest wait for a verdict, prefill included, in seconds."
     )

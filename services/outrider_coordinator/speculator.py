@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from outrider.acceptance.choice import Choice
-from outrider.acceptance.control import DraftControl, Round
+from outrider.acceptance.control import MAX_NODES, DraftControl, Round
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
+from outrider.acceptance.shape import fall_of, pruned, widths_of
 from outrider.telemetry import metrics
 from outrider.telemetry.logs import get_logger
 from outrider_coordinator.drafters import Drafter
@@ -26,9 +28,14 @@ class Speculator:
         drafters: Mapping[Source, Drafter],
         *,
         look_ahead: LookAhead | None = None,
+        most_nodes: Callable[[], int] = lambda: MAX_NODES,
         reason: str = "",
     ) -> None:
-        """`reason`: why there are no drafters, where the request asked for some."""
+        """`most_nodes`: how many proposed tokens the replicas take.
+
+        `reason`: why there are no drafters, where the request asked for some.
+        """
+        self._most_nodes = most_nodes
         self._look_ahead = look_ahead
         self._foreseen: bool | None = None  # the round in progress had been foreseen; None: nothing had been drafted
         self._session = session
@@ -52,22 +59,24 @@ class Speculator:
         """
         ahead, self._foreseen = await self._look_ahead.take(committed) if self._look_ahead else (None, None)
         levels: dict[Source, int] = {}
+        nodes = min(self._session.node_budget_after(0), self._most_nodes())
         if max_tokens:
             levels = {source: level for source, each in self._drafters.items() if (level := each.level(committed))}
         self._levels, self._longest = levels, max_tokens
         if promised is not None:
             self._up_to_date = False
-            self._control.went_on(levels, Choice(promised.source, len(promised)))
+            self._control.went_on(levels, Choice(promised.source, promised.tree.depth))
             return promised
-        choice = self._control.decide(levels, max_tokens, len(ahead) if ahead else 0)
+        choice = self._control.decide(levels, max_tokens, ahead.tree.depth if ahead else 0, nodes)
         if not choice.length:
             return NO_PROPOSAL
         if ahead and choice.source is Source.MODEL:
             self._up_to_date = False  # it took no time, which says nothing of a proposal that is asked for
-            return ahead.clipped(choice.length)
+            clipped = ahead.clipped(choice.length)
+            return replace(clipped, tree=pruned(clipped.tree, widths_of(choice.length, choice.siblings)))
         drafter = self._drafters[choice.source]
         self._up_to_date = drafter.up_to_date(committed, max_tokens)
-        return await drafter.propose(committed, choice.length)
+        return await drafter.propose(committed, choice)
 
     def look_ahead(self, committed: Sequence[int], proposal: Proposal, max_tokens: int) -> None:
         """Let the draft work on, while `proposal`, after `committed`, is verified."""
@@ -82,20 +91,25 @@ class Speculator:
         """
         if self._look_ahead is not None and self._look_ahead.begun:
             return False
-        more = self._session.draft_budget_after(len(proposal) + 1) is not None
+        more = self._session.draft_budget_after(proposal.tree.depth + 1) is not None
         return more and self._control.rests(self._levels, self._longest)
 
     def learn(self, proposal: Proposal, delta: Delta, *, propose_ms: float, verify_ms: float) -> None:
         """Take in how a round went, and how long its two parts took in milliseconds."""
         if self._session.finish is not None:
             return  # what stands after the end of the answer was never decided
+        depth = proposal.tree.depth
+        _, tried, stood = fall_of(proposal.tree, delta.token_ids)
         result = Round(
-            proposed=max(proposal.tree.depths(), default=0),
+            proposed=depth,
             accepted=delta.accepted,
             committed=len(delta.token_ids),
             propose_ms=propose_ms if self._up_to_date else None,
             verify_ms=verify_ms if self._session.counts.rounds > 1 else None,  # the first one held the prefill
             foreseen=self._foreseen,
+            beside=len(proposal) - depth,
+            tried=tried,
+            stood=stood,
         )
         if self._control.record(result):
             log.warning("session %d falls back to plain decoding: %s", self._session.number, self.fallback_reason)

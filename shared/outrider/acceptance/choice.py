@@ -1,15 +1,19 @@
-"""The decision of a round: how many tokens to propose, and from which source, for the most tokens per millisecond."""
+"""The decision of a round: how many tokens to propose, from which source, and how many beside them.
+
+What is wanted is the most tokens per millisecond.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
 from outrider.acceptance.costs import CostTable
 from outrider.acceptance.estimate import MOST
 from outrider.acceptance.proposal import Source
+from outrider.acceptance.shape import Gains, gains, leaves, siblings
 from outrider.acceptance.window import AcceptanceWindow
 
 BEGIN_MARGIN = 0.05
@@ -22,14 +26,44 @@ CHANGE_MARGIN = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Propose `length` tokens of `source`. Length 0 is plain decoding."""
+    """Propose `length` tokens of `source`, one after another. Length 0 is plain decoding.
+
+    `siblings`: how many of the source's next choices to propose beside the first token, the second, and so on.
+    """
 
     source: Source
     length: int
+    siblings: tuple[int, ...] = ()
+
+    @property
+    def chain(self) -> Choice:
+        """Without the siblings."""
+        return Choice(self.source, self.length) if self.siblings else self
 
 
 PLAIN = Choice(Source.NONE, 0)
 NO_WINDOW = AcceptanceWindow(1, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What may be proposed beside a source's chain.
+
+    `others`: by rank, the chance that the second choice stands where the first fell, and so on (`shape.gains`).
+    `most`: siblings in all; with `always` they are proposed whatever they cost. `nodes`: most with the chain.
+    """
+
+    others: tuple[float, ...]
+    most: int
+    nodes: int
+    always: bool = False
+
+    def leaves(self, table: Gains, length: int) -> list[tuple[float, int]]:
+        """The siblings that a chain of `length` may have, as `shape.leaves` gives them."""
+        return leaves(table, length)[: max(0, min(self.most, self.nodes - length))]
+
+
+NOTHING_BESIDE: Mapping[Source, Beside] = {}
 
 
 def choose(
@@ -37,34 +71,59 @@ def choose(
     chances: Mapping[Source, Sequence[float]],
     window: AcceptanceWindow,
     previous: Choice | None = None,
+    beside: Mapping[Source, Beside] = NOTHING_BESIDE,
 ) -> Choice:
-    """The fastest choice, or one that is nearly as fast and spares a change from `previous`.
+    """The fastest choice, or one that is nearly as fast and spares a change from `previous`, a chain.
 
     `chances` has, for each source that can propose now, the chance of every token that it may propose, each given the
-    ones before it.
+    ones before it. `beside`: for the sources that can propose trees.
     """
     rates = {PLAIN: rate(costs, PLAIN)}
+    more_of: dict[Choice, tuple[int, ...]] = {}
     margin = BEGIN_MARGIN if previous == PLAIN else STAY_MARGIN
     enough = (1.0 + margin) * rates[PLAIN]
     for source, each in chances.items():
         expected = expected_accepted(each)
+        more = beside.get(source)
+        table = gains(each, more.others) if more else ()
         for length in range(1, len(each) + 1):
             # One token is always affordable: what comes of it is for the window to judge.
             if length == 1 or window.bears(length, expected[length - 1], best=expected[0]):
                 choice = Choice(source, length)
                 rates[choice] = rate(costs, choice, expected[length - 1])
+                if more:
+                    more_of[choice], rates[choice] = with_siblings(costs, choice, table, more)
     best = max(rates, key=rates.__getitem__)
     if rates[best] < enough:
         return PLAIN
-    if previous is None or previous == PLAIN:
-        return best
-    kept = rates.get(previous, 0.0)
-    return previous if kept >= enough and rates[best] <= (1.0 + CHANGE_MARGIN) * kept else best
+    if previous is not None and previous != PLAIN:
+        kept = rates.get(previous, 0.0)
+        if kept >= enough and rates[best] <= (1.0 + CHANGE_MARGIN) * kept:
+            best = previous
+    return replace(best, siblings=more_of[best]) if more_of.get(best) else best
+
+
+def with_siblings(costs: CostTable, chain: Choice, table: Gains, more: Beside) -> tuple[tuple[int, ...], float]:
+    """The siblings that make a chain fastest, by depth, and how fast in tokens per millisecond.
+
+    Their number is decided by what the target takes for as many nodes; drafting them takes no time.
+    """
+    length = chain.length
+    accepted = sum(row[0] for row in table[:length])
+    best, best_count = rate(costs, chain, accepted), 0
+    found = more.leaves(table, length)
+    drafting = costs.round_ms(chain.source, length) - costs.verify_ms[length]
+    for count, (gain, _) in enumerate(found, start=1):
+        accepted += gain
+        speed = (1.0 + accepted) / (costs.verify_ms[length + count] + drafting)
+        if more.always or speed > best:
+            best, best_count = speed, count
+    return siblings(found[:best_count]), best
 
 
 def rate(costs: CostTable, choice: Choice, accepted: float = 0.0) -> float:
     """Committed tokens per millisecond of a round in which `accepted` of the proposed tokens are expected to stand."""
-    return (1.0 + accepted) / costs.round_ms(choice.source, choice.length)
+    return (1.0 + accepted) / costs.round_ms(choice.source, choice.length, sum(choice.siblings))
 
 
 def expected_accepted(chances: Sequence[float]) -> tuple[float, ...]:

@@ -5,16 +5,33 @@ The formulas are in docs/control.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.acceptance.choice import NO_WINDOW, PLAIN, STAY_MARGIN, Choice, can_pay, choose, expected_accepted, rate
+from outrider.acceptance.choice import (
+    NO_WINDOW,
+    NOTHING_BESIDE,
+    PLAIN,
+    STAY_MARGIN,
+    Beside,
+    Choice,
+    can_pay,
+    choose,
+    expected_accepted,
+    rate,
+    with_siblings,
+)
 from outrider.acceptance.costs import CostTable, RoundCosts
 from outrider.acceptance.estimate import MODEL_PRIOR, NGRAM_PRIOR, AcceptanceEstimate
 from outrider.acceptance.probes import RETURN, Probes
 from outrider.acceptance.proposal import Source
+from outrider.acceptance.shape import expected, gains, siblings, widths_of
+from outrider.acceptance.siblings import SiblingEstimate, SiblingPool
+from outrider.acceptance.tree import TokenTree
 from outrider.acceptance.window import AcceptanceWindow
 
+MAX_NODES = 63
+"""Most proposed tokens of a round, where nothing else limits them: what replicas take unless told otherwise."""
 PRIORS = {Source.NGRAM: NGRAM_PRIOR, Source.MODEL: MODEL_PRIOR}
 
 
@@ -25,6 +42,8 @@ class Policy:
     fixed_length: bool = False  # propose as much as is allowed, whatever comes of it
     fallback_window: int = 200  # drafted tokens
     fallback_acceptance: float = 0.5  # 0 switches the fallback off
+    max_siblings: int = 0  # most tokens beside the chain of a round
+    always_siblings: bool = False  # so many in every round with a guess, whatever comes of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,36 +51,42 @@ class Round:
     """What came of a choice. A time that says nothing of later rounds is None."""
 
     proposed: int  # depth of the proposal: 0 where the source had nothing after all
-    accepted: int
+    accepted: int  # a sibling included, if one stood
     committed: int
     propose_ms: float | None
     verify_ms: float | None
     foreseen: bool | None = None  # whether this round's proposal had been drafted ahead; None: nothing had
+    beside: int = 0  # proposed tokens beside the chain
+    tried: int = 0  # those of them beside the first token of the chain that fell
+    stood: int | None = None  # which of these stood, from 0
 
 
 class DraftControl:
     """One session's choices, round by round: `decide`, then `record` what came of it."""
 
-    def __init__(self, costs: RoundCosts, policy: Policy) -> None:
-        """`costs` are shared by all sessions of the coordinator."""
+    def __init__(self, costs: RoundCosts, policy: Policy, pool: SiblingPool | None = None) -> None:
+        """`costs` and `pool` are shared by all sessions of the coordinator."""
         self.fallback_reason = ""  # why speculation was last given up
         self._costs = costs
         self._policy = policy
         self._window = AcceptanceWindow(policy.fallback_window, policy.fallback_acceptance)
         self._estimates = {source: AcceptanceEstimate(prior) for source, prior in PRIORS.items()}
+        self._siblings = SiblingEstimate(pool or SiblingPool())
         self._probes = {source: Probes() for source in PRIORS}
         self._fallen = False
         self._levels: Mapping[Source, int] = {}  # of the round in progress
         self._choice = PLAIN  # of the round in progress
-        self._previous: Choice | None = None  # what the costs last decided
+        self._previous: Choice | None = None  # what the costs last decided, without siblings
+        self._nodes = MAX_NODES  # most proposed tokens of the round in progress
 
-    def decide(self, levels: Mapping[Source, int], longest: int, at_hand: int = 0) -> Choice:
-        """The choice for a round of at most `longest` proposed tokens.
+    def decide(self, levels: Mapping[Source, int], longest: int, at_hand: int = 0, nodes: int = MAX_NODES) -> Choice:
+        """The choice for a round of at most `longest` proposed tokens one after another, and `nodes` in all.
 
         `levels` has the sources that can propose now, with the level of their first token (`AcceptanceEstimate`).
         `at_hand`: so many tokens of the model were drafted ahead and cost nothing any more; 0: none were.
         """
         self._levels = levels
+        self._nodes = nodes
         self._choice = self._decide(longest, min(at_hand, longest)) if levels and longest > 0 else PLAIN
         return self._choice
 
@@ -78,9 +103,9 @@ class DraftControl:
             return False
         if not self._costs.known(Source.NONE):
             return True  # its time is what is to be learned
-        costs = self._costs.table(longest)
+        costs = self._costs.table(longest + self._policy.max_siblings)
         chances = {source: self._estimates[source].chances(level, longest) for source, level in levels.items()}
-        if not self._fallen and choose(costs, chances, self._window, self._previous) != PLAIN:
+        if not self._fallen and self._choose(costs, chances) != PLAIN:
             return False
         return self._due(costs, levels, longest, PLAIN, rate(costs, PLAIN)) is None
 
@@ -118,17 +143,38 @@ class DraftControl:
         best = max(rates)
         return rates.index(best) + 1 if best >= (1.0 + STAY_MARGIN) * rate(costs, PLAIN) else 0
 
-    def in_flight(self, depth: int) -> tuple[float, ...]:
-        """The chance that each token of the last choice's proposal stands, given the ones before it."""
+    def siblings_ahead(self, length: int, nodes: int = MAX_NODES) -> tuple[int, ...]:
+        """The siblings of proposals of `length` that are drafted ahead, `nodes` with them at most; see `Choice`."""
+        if self._policy.always_siblings:
+            return self._always(Choice(Source.MODEL, length), nodes).siblings
+        if not self._policy.max_siblings or self._policy.fixed_length or not self._costs.known_ahead:
+            return ()
+        more, chances = self._beside(nodes), self._estimates[Source.MODEL].chances(1, length)
+        costs = self._costs.table(length + self._policy.max_siblings)
+        hidden = replace(costs, draft_ms=(0.0,) * len(costs.draft_ms))
+        return with_siblings(hidden, Choice(Source.MODEL, length), gains(chances, more.others), more)[0]
+
+    def in_flight(self, tree: TokenTree) -> tuple[float, ...]:
+        """The chance that each token of the last choice's proposal stands, given that the one it follows does."""
         if self._choice.source is Source.NONE:
             return ()
-        return self._estimates[self._choice.source].chances(self._levels[self._choice.source], depth)
+        depths = tree.depths()
+        levels, estimate = self._levels, self._estimates[self._choice.source]
+        firsts = estimate.chances(levels[self._choice.source], max(depths, default=0))
+        ranks = [0] * len(firsts)
+        found = []
+        rows = [gains((first,), self._siblings.chances)[0] for first in firsts]
+        for depth in depths:
+            row, rank = rows[depth - 1], ranks[depth - 1]
+            found.append(row[rank] if rank < len(row) else 0.0)
+            ranks[depth - 1] += 1
+        return tuple(found)
 
     def record(self, result: Round) -> bool:
         """Take in what came of the last choice. True if it made the request fall back to plain decoding."""
         source = self._choice.source if result.proposed else Source.NONE
         if result.verify_ms is not None:
-            self._costs.observe_verify(result.proposed, result.verify_ms)
+            self._costs.observe_verify(result.proposed + result.beside, result.verify_ms)
         if source is Source.MODEL and result.propose_ms is not None:
             self._costs.observe_draft(result.proposed, result.propose_ms)
         if result.foreseen is not None:
@@ -137,7 +183,10 @@ class DraftControl:
             probes.advance(result.committed, result.accepted if each is source else None)
         if source is Source.NONE:
             return False
-        self._estimates[source].record(self._levels[source], result.proposed, result.accepted)
+        firsts = result.accepted - (result.stood is not None)
+        self._estimates[source].record(self._levels[source], result.proposed, firsts)
+        if source is Source.MODEL and firsts < result.proposed:
+            self._siblings.record(result.tried, result.stood)
         return not self._policy.fixed_length and self._judge(source, result)
 
     def _decide(self, longest: int, at_hand: int) -> Choice:
@@ -147,24 +196,44 @@ class DraftControl:
         if self._policy.fixed_length:
             # Of the sources at hand, the one whose guess should bring more.
             best = max(chances, key=lambda source: expected_accepted(chances[source])[-1])
-            return Choice(best, len(chances[best]))
+            return self._always(Choice(best, len(chances[best])), self._nodes)
         # Until the costs are known, rounds are there to learn them.
         to_learn = [source for source in self._levels if not (at_hand and source is Source.MODEL)]
         if unknown := next((source for source in to_learn if not self._costs.known(source)), None):
-            return Choice(unknown, self._costs.lesson(unknown, longest))
+            return self._always(Choice(unknown, self._costs.lesson(unknown, longest)), self._nodes)
         if not self._costs.known(Source.NONE):
             return PLAIN
-        costs = self._costs.table(longest)
+        costs = self._costs.table(longest + self._policy.max_siblings)
         if at_hand:
-            costs = replace(costs, draft_ms=(0.0,) * (longest + 1))
-        choice = PLAIN if self._fallen else choose(costs, chances, self._window, self._previous)
-        self._previous = choice
-        accepted = expected_accepted(chances[choice.source])[choice.length - 1] if choice != PLAIN else 0.0
+            costs = replace(costs, draft_ms=(0.0,) * len(costs.draft_ms))
+        choice = PLAIN if self._fallen else self._choose(costs, chances)
+        self._previous = choice.chain
+        accepted = self._expected(choice, chances[choice.source]) if choice != PLAIN else 0.0
         if probe := self._probe(costs, longest, choice, rate(costs, choice, accepted)):
             return probe
         if choice == PLAIN:
             return choice
-        return replace(choice, length=self._costs.survey(choice.length, len(chances[choice.source])))
+        length = self._costs.survey(choice.length, len(chances[choice.source]))
+        return replace(choice, length=length, siblings=choice.siblings[:length])
+
+    def _choose(self, costs: CostTable, chances: Mapping[Source, Sequence[float]]) -> Choice:
+        beside = {Source.MODEL: self._beside(self._nodes)} if self._policy.max_siblings else NOTHING_BESIDE
+        return choose(costs, chances, self._window, self._previous, beside)
+
+    def _beside(self, nodes: int) -> Beside:
+        return Beside(self._siblings.chances, self._policy.max_siblings, nodes, self._policy.always_siblings)
+
+    def _expected(self, choice: Choice, chances: Sequence[float]) -> float:
+        """Accepted tokens of a choice."""
+        return expected(widths_of(choice.length, choice.siblings), gains(chances, self._siblings.chances))
+
+    def _always(self, choice: Choice, nodes: int) -> Choice:
+        """With siblings, where the policy wants them whatever they cost."""
+        if not self._policy.always_siblings or choice.source is not Source.MODEL:
+            return choice
+        more, chances = self._beside(nodes), self._estimates[Source.MODEL].chances(1, choice.length)
+        found = more.leaves(gains(chances, more.others), choice.length)
+        return replace(choice, siblings=siblings(found))
 
     def _probe(self, costs: CostTable, longest: int, choice: Choice, best_rate: float) -> Choice | None:
         """One token of a source that was passed over, if its turn has come, to see whether things have changed."""

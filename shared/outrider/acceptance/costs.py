@@ -34,9 +34,12 @@ class CostTable:
         """One round of plain decoding."""
         return self.verify_ms[0]
 
-    def round_ms(self, source: Source, length: int) -> float:
-        """One round that proposes `length` tokens of `source`; looking an n-gram up takes no time worth counting."""
-        return self.verify_ms[length] + (self.draft_ms[length] if source is Source.MODEL else 0.0)
+    def round_ms(self, source: Source, length: int, beside: int = 0) -> float:
+        """One round that proposes `length` tokens of `source` and `beside` more in their places, which cost no draft.
+
+        Looking an n-gram up takes no time worth counting.
+        """
+        return self.verify_ms[length + beside] + (self.draft_ms[length] if source is Source.MODEL else 0.0)
 
 
 class RoundCosts:

@@ -1,10 +1,11 @@
-"""Which outcomes of a round to draft ahead for: how many next tokens after each number of accepted ones."""
+"""Which outcomes of a round to draft ahead for: how many next tokens after each path that may be accepted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import mul
+
+from outrider.acceptance.tree import TokenTree
 
 MEMORY = 0.98
 """What an observation is worth after each later one of its kind: about the last 50 count."""
@@ -41,21 +42,37 @@ class RankEstimate:
 
 
 def fan_out(
-    chances: Sequence[float], recovered: Sequence[float], bonus: Sequence[float], budget: int
+    tree: TokenTree, chances: Sequence[float], recovered: Sequence[float], bonus: Sequence[float], budget: int
 ) -> tuple[int, ...]:
-    """[n + 1] next tokens to foresee after 0, 1, ... n accepted tokens, `budget` at most in all.
+    """[n + 1] next tokens to foresee where no node of the tree in flight stands, and where the path ends with node i.
 
-    The round ends after d tokens with the probability that they stand and the next one does not. `chances` [n]: that
-    each token in flight stands, given those before it. `recovered` and `bonus`: the chance of each rank of the next
-    token after a fall, and after all stood. The likeliest outcomes are taken.
+    It ends with a node with the probability that this one stands and none that follows it does. `chances` [n]: that
+    each node stands, given that the one it follows does. `recovered` and `bonus`: the chance of each rank of the next
+    token after a fall, and after a whole path. At most `budget` in all, the likeliest ones.
     """
-    reached = (1.0, *accumulate(chances, mul))
-    ends = [reach * (1.0 - chance) for reach, chance in zip(reached, (*chances, 0.0), strict=True)]
-    ranks = [recovered] * len(chances) + [bonus]
+    reached, ends, followers = [1.0], [1.0], [0]
+    for parent, chance in zip(tree.parents, chances, strict=True):
+        stands = reached[parent + 1] * chance
+        reached.append(stands)
+        ends.append(stands)
+        followers.append(0)
+        ends[parent + 1] -= stands
+        followers[parent + 1] += 1
     outcomes = [
-        (end * chance, depth) for depth, end in enumerate(ends) for chance in ranks[depth] if end * chance > 0.0
+        (end * chance, row)
+        for row, (end, count) in enumerate(zip(ends, followers, strict=True))
+        for chance in (_left(recovered, count - 1) if count else bonus)
+        if end * chance > 0.0
     ]
     shape = [0] * len(ends)
-    for _, depth in sorted(outcomes, key=lambda outcome: -outcome[0])[:budget]:
-        shape[depth] += 1
+    for _, row in sorted(outcomes, key=lambda outcome: -outcome[0])[:budget]:
+        shape[row] += 1
     return tuple(shape)
+
+
+def _left(recovered: Sequence[float], fallen: int) -> Sequence[float]:
+    """The chances of the ranks that are left where so many siblings fell too."""
+    if not fallen:
+        return recovered
+    left = 1.0 - sum(recovered[:fallen])
+    return [chance / left for chance in recovered[fallen:]] if left > 0.0 else ()

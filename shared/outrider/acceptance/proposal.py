@@ -39,10 +39,16 @@ class Proposal:
     def __len__(self) -> int:
         return len(self.tree)
 
-    def clipped(self, length: int) -> Proposal:
-        """The first `length` tokens of a chain."""
-        assert self.tree.is_chain
-        return replace(self, tree=self.tree.truncated(length), q=self.q[:length])
+    def clipped(self, depth: int, nodes: int | None = None) -> Proposal:
+        """Without what is deeper than `depth`, and of the rest the first `nodes` where these are given.
+
+        Of a tree with q, which only a chain may have, nothing can be cut out of the middle.
+        """
+        tree = self.tree.clipped(depth)
+        if nodes is not None:
+            tree = tree.truncated(nodes)
+        assert not self.q or self.tree.is_chain
+        return replace(self, tree=tree, q=self.q[: len(tree)])
 
 
 NO_PROPOSAL = Proposal(TokenTree((), ()), Source.NONE)

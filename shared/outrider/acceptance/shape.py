@@ -10,6 +10,7 @@ a step.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from heapq import merge
 from itertools import islice
@@ -84,16 +85,14 @@ def leaves(table: Gains, length: int) -> list[tuple[float, int]]:
     return [(-gain, place) for gain, place in found]
 
 
-def siblings_of(widths: Widths) -> tuple[int, ...]:
-    """How many tokens beside the chain, by depth, down to the deepest that has any."""
-    beside = [width - 1 for width in widths]
-    while beside and not beside[-1]:
-        beside.pop()
-    return tuple(beside)
+def siblings(taken: Sequence[tuple[float, int]]) -> tuple[int, ...]:
+    """How many siblings there are by depth if these leaves are taken, down to the deepest that has any."""
+    counts = Counter(place for _, place in taken)
+    return tuple(counts[place] for place in range(max(counts, default=-1) + 1))
 
 
 def widths_of(length: int, siblings: Sequence[int]) -> Widths:
-    """The opposite, for a chain of `length`."""
+    """The shape of a chain of `length` with so many siblings by depth."""
     return tuple(1 + (siblings[depth] if depth < len(siblings) else 0) for depth in range(length))
 
 

@@ -249,6 +249,7 @@ def _stats_from_proto(stats: generation_pb2.SpeculationStats) -> SpeculationStat
         look_ups=stats.look_ups,
         hits=stats.hits,
         drafted_ahead_tokens=stats.drafted_ahead_tokens,
+        sibling_tokens=stats.sibling_tokens,
         sources=tuple(
             SourceStats(_DRAFTERS_BACK.get(of.source, Drafter.NONE), of.rounds, of.proposed_tokens, of.accepted_tokens)
             for of in stats.sources

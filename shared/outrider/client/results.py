@@ -92,6 +92,7 @@ class SpeculationStats:
     look_ups: int = 0  # rounds that something had been drafted ahead for
     hits: int = 0  # those whose outcome was foreseen
     drafted_ahead_tokens: int = 0
+    sibling_tokens: int = 0  # proposed for the same places as `proposed_tokens`
 
 
 @dataclass(frozen=True, slots=True)

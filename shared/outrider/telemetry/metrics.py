@@ -16,6 +16,9 @@ proposed_tokens = _meter.create_counter("outrider.tokens.proposed", unit="{token
 accepted_tokens = _meter.create_counter(
     "outrider.tokens.accepted", unit="{token}", description="Proposed tokens that stand and were emitted"
 )
+sibling_tokens = _meter.create_counter(
+    "outrider.tokens.siblings", unit="{token}", description="Tokens proposed for the same places as others"
+)
 rounds = _meter.create_counter("outrider.rounds", unit="{round}", description="Verified rounds")
 guess_lengths = _meter.create_counter(
     "outrider.guess_lengths", unit="{round}", description="Verified rounds, by source and length of the guess"
@@ -28,6 +31,9 @@ look_ups = _meter.create_counter(
 )
 drafted_ahead = _meter.create_counter(
     "outrider.look_ahead.tokens", unit="{token}", description="Tokens drafted ahead, used or not"
+)
+preemptions = _meter.create_counter(
+    "outrider.preemptions", unit="{session}", description="Sessions that gave their KV up for another client's"
 )
 registry_up = _meter.create_gauge("outrider.registry.up", description="1 while the registry answers, 0 while not")
 registry_failures = _meter.create_counter(

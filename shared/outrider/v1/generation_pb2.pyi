@@ -466,10 +466,11 @@ class SpeculationStats(_message.Message):
     LOOK_UPS_FIELD_NUMBER: _builtins.int
     HITS_FIELD_NUMBER: _builtins.int
     DRAFTED_AHEAD_TOKENS_FIELD_NUMBER: _builtins.int
+    SIBLING_TOKENS_FIELD_NUMBER: _builtins.int
     rounds: _builtins.int
     """Forward passes of the target that committed tokens, the one that ended the prompt included."""
     proposed_tokens: _builtins.int
-    """Tokens proposed to the target, on every branch."""
+    """Tokens proposed to the target, one a place: of a tree its depth counts, for of a place's tokens only one can stand."""
     accepted_tokens: _builtins.int
     """Proposed tokens that stand and were emitted."""
     acceptance_rate: _builtins.float
@@ -490,6 +491,8 @@ class SpeculationStats(_message.Message):
     hits: _builtins.int
     drafted_ahead_tokens: _builtins.int
     """Tokens drafted ahead, most of them for outcomes that did not come."""
+    sibling_tokens: _builtins.int
+    """Tokens proposed beside `proposed_tokens`, for the same places. They take no drafting."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceStats]:
         """One per source that proposed anything; proposed_tokens and accepted_tokens are their sums."""
@@ -511,10 +514,11 @@ class SpeculationStats(_message.Message):
         look_ups: _builtins.int = ...,
         hits: _builtins.int = ...,
         drafted_ahead_tokens: _builtins.int = ...,
+        sibling_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "acceptance_rate", b"acceptance_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "acceptance_rate", b"acceptance_rate", "accepted_length", b"accepted_length", "accepted_tokens", b"accepted_tokens", "drafted_ahead_tokens", b"drafted_ahead_tokens", "drafter", b"drafter", "fallback_reason", b"fallback_reason", "hits", b"hits", "look_ups", b"look_ups", "plain_rounds", b"plain_rounds", "proposed_tokens", b"proposed_tokens", "rounds", b"rounds", "rule", b"rule", "sources", b"sources", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate", "acceptance_rate", b"acceptance_rate", "accepted_length", b"accepted_length", "accepted_tokens", b"accepted_tokens", "drafted_ahead_tokens", b"drafted_ahead_tokens", "drafter", b"drafter", "fallback_reason", b"fallback_reason", "hits", b"hits", "look_ups", b"look_ups", "plain_rounds", b"plain_rounds", "proposed_tokens", b"proposed_tokens", "rounds", b"rounds", "rule", b"rule", "sibling_tokens", b"sibling_tokens", "sources", b"sources", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__acceptance_rate: _TypeAlias = _typing.Literal["acceptance_rate"]  # noqa: Y015
     _WhichOneofArgType__acceptance_rate: _TypeAlias = _typing.Literal["_acceptance_rate", b"_acceptance_rate"]  # noqa: Y015

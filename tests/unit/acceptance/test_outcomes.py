@@ -46,11 +46,12 @@ def test_only_the_rounds_own_outcomes_find_something(since: tuple[int, ...], exp
 
 def test_it_takes_the_likeliest_outcomes() -> None:
     # P(ends after 0, 1, 2) = .2, .8 * .5, .8 * .5; ranks .5, .25 after a fall and .75, .125 at the end.
-    assert fan_out((0.8, 0.5), (0.5, 0.25), (0.75, 0.125), 1) == (0, 0, 1)  # .3
-    assert fan_out((0.8, 0.5), (0.5, 0.25), (0.75, 0.125), 2) == (0, 1, 1)  # .2
-    assert sum(fan_out((0.8, 0.5), (0.5, 0.25), (0.75, 0.125), 4)) == 4
-    assert fan_out((0.8, 0.5), (0.5, 0.25), (0.75, 0.125), 99) == (2, 2, 2)
-    assert fan_out((), (0.5,), (0.75, 0.2), 1) == (1,)
+    chain = TokenTree.chain((5, 6))
+    assert fan_out(chain, (0.8, 0.5), (0.5, 0.25), (0.75, 0.125), 1) == (0, 0, 1)  # .3
+    assert fan_out(chain, (0.8, 0.5), (0.5, 0.25), (0.75, 0.125), 2) == (0, 1, 1)  # .2
+    assert sum(fan_out(chain, (0.8, 0.5), (0.5, 0.25), (0.75, 0.125), 4)) == 4
+    assert fan_out(chain, (0.8, 0.5), (0.5, 0.25), (0.75, 0.125), 99) == (2, 2, 2)
+    assert fan_out(TokenTree((), ()), (), (0.5,), (0.75, 0.2), 1) == (1,)
 
 
 chances = st.lists(st.floats(0, 1), max_size=5)
@@ -70,11 +71,21 @@ def test_no_other_shape_of_the_same_size_is_hit_more_often(
             reach *= 1.0 if last else stand[depth]
         return total
 
-    found = fan_out(stand, recovered, bonus, budget)
+    found = fan_out(TokenTree.chain(range(len(stand))), stand, recovered, bonus, budget)
     assert sum(found) <= budget
     others = itertools.product(range(min(budget, 4) + 1), repeat=len(stand) + 1)
     best = max(hit_rate(shape) for shape in others if sum(shape) <= budget)
     assert hit_rate(found) == pytest.approx(best)
+
+
+def test_with_siblings_in_flight_their_outcomes_count_and_ranks_begin_after_theirs() -> None:
+    # Node 0 stands with .5 and its sibling, node 2, with .4; node 1 follows node 0 with .8.
+    tree = TokenTree.caterpillar((5, 6), ((7,),))
+    # P(ends at the root, at nodes 0, 1, 2) = .1, .1, .4, .4; after the root the second rank: .25 / .5.
+    ranks, chances = ((0.5, 0.25), (0.8, 0.1)), (0.5, 0.8, 0.4)
+    assert fan_out(tree, chances, *ranks, 2) == (0, 0, 1, 1)  # .32
+    assert fan_out(tree, chances, *ranks, 4) == (1, 1, 1, 1)  # .05
+    assert fan_out(tree, chances, *ranks, 99) == (1, 2, 2, 2)
 
 
 def test_ranks_are_learned_and_never_rise() -> None:

@@ -18,7 +18,7 @@ from outrider.acceptance.shape import (
     leaves,
     pruned,
     shape,
-    siblings_of,
+    siblings,
     spread,
     widths_of,
 )
@@ -126,9 +126,9 @@ def test_leaves_are_those_of_the_chains_own_places() -> None:
 
 
 def test_widths_and_siblings_are_two_ways_to_say_it() -> None:
-    assert siblings_of((3, 1, 2, 1)) == (2, 0, 1)
+    assert siblings([(0.3, 0), (0.2, 2), (0.1, 0)]) == (2, 0, 1)
     assert widths_of(4, (2, 0, 1)) == (3, 1, 2, 1)
-    assert siblings_of((1, 1)) == siblings_of(()) == ()
+    assert siblings([]) == ()
     assert widths_of(1, (2, 0, 1)) == (3,)
 
 

@@ -24,7 +24,7 @@ class ScriptedControl(DraftControl):
         self.asked: list[tuple[dict[Source, int], int]] = []
         self.results: list[Round] = []
 
-    def decide(self, levels: Any, longest: int, at_hand: int = 0) -> Choice:
+    def decide(self, levels: Any, longest: int, at_hand: int = 0, nodes: int = 63) -> Choice:
         self.asked.append((dict(levels), longest))
         return self.choices.pop(0) if levels else PLAIN
 
@@ -50,9 +50,9 @@ class CountingUp:
     def up_to_date(self, committed: Sequence[int], max_tokens: int) -> bool:
         return self._up_to_date
 
-    async def propose(self, committed: Sequence[int], max_tokens: int) -> Proposal:
-        self.lengths.append(max_tokens)
-        return Proposal(TokenTree.chain(range(max_tokens)), self._source)
+    async def propose(self, committed: Sequence[int], choice: Choice) -> Proposal:
+        self.lengths.append(choice.length)
+        return Proposal(TokenTree.chain(range(choice.length)), self._source)
 
     async def close(self) -> None:
         self.closed = True
