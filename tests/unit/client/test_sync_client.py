@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -195,3 +196,21 @@ def test_closing_the_client_leaves_no_thread_behind() -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(max(0.0, deadline - time.monotonic()))
     assert set(threading.enumerate()) <= before
+
+
+def test_a_coordinator_that_comes_back_is_found_again_soon() -> None:
+    """Attempts to connect follow each other within a second; gRPC's own back-off would make the fifth wait for nine."""
+    attempts = 0
+    with socket.create_server(("127.0.0.1", 0)) as listener, Client(f"127.0.0.1:{listener.getsockname()[1]}") as client:
+        listener.settimeout(4.0)
+        deadline = time.monotonic() + 4.0
+        with ThreadPoolExecutor(1) as pool:
+            while attempts < 5 and time.monotonic() < deadline:
+                call = pool.submit(client.generate, "hi", timeout=1.0)
+                try:
+                    listener.accept()[0].close()
+                except TimeoutError:
+                    break
+                attempts += 1
+                assert isinstance(call.exception(), errors.OutriderError)
+    assert attempts == 5
