@@ -26,6 +26,7 @@ from outrider_coordinator.model_drafter import ModelDrafter
 from outrider_coordinator.recorder import Recorder
 from outrider_coordinator.replicas import Replicas
 from outrider_coordinator.request import DrafterKind, LookAheadMode, Request, TreeMode
+from outrider_coordinator.room import Room
 from outrider_coordinator.session import Delta, Session
 from outrider_coordinator.settings import CoordinatorSettings
 from outrider_coordinator.speculator import Speculator
@@ -84,6 +85,7 @@ class Generations:
         self.costs = RoundCosts()
         self.siblings = SiblingPool()
         self.recorder: Recorder | None = None
+        self.room = Room()
         self.admission = Admission(
             settings.max_sessions,
             settings.max_waiting,
@@ -101,8 +103,11 @@ class Generations:
         target = TargetBinding(
             session,
             self._replicas,
+            self.room,
+            client=client,
             timeout_s=self._settings.verify_timeout_s,
             failover_s=self._settings.failover_s,
+            room_s=self._settings.queue_timeout_s,
             epochs=self._epochs,
         )
         return Generation(session, target, self._speculator(session, target), client)

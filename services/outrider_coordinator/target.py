@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 
 from outrider.acceptance.proposal import Proposal, Verdict
 from outrider.acceptance.tree import TokenTree
@@ -26,6 +26,7 @@ from outrider.rpc.replica_link import ItemError, ReplicaLink
 from outrider.telemetry.logs import get_logger
 from outrider_coordinator.orders import Orders
 from outrider_coordinator.replicas import Replicas
+from outrider_coordinator.room import Room
 from outrider_coordinator.session import Session
 
 log = get_logger(__name__)
@@ -46,9 +47,24 @@ class TargetBinding:
     """Binds one session to one verifier at a time. Losing the replica costs time, never tokens."""
 
     def __init__(
-        self, session: Session, replicas: Replicas, *, timeout_s: float, failover_s: float, epochs: itertools.count[int]
+        self,
+        session: Session,
+        replicas: Replicas,
+        room: Room,
+        *,
+        client: str,
+        timeout_s: float,
+        failover_s: float,
+        room_s: float,
+        epochs: itertools.count[int],
     ) -> None:
-        """`timeout_s` bounds one reply, prefill included; `failover_s` the time without any verifier."""
+        """`timeout_s` bounds one reply, prefill included; `failover_s` the time without any verifier.
+
+        `room_s` bounds the wait for room on a verifier before the answer has begun, `timeout_s` later ones.
+        """
+        self._room = room
+        self._client = client
+        self._room_s = room_s
         self._session = session
         self._replicas = replicas
         self._timeout_s = timeout_s
@@ -70,17 +86,18 @@ class TargetBinding:
             if self._link is not None and self._replicas.hands_over(self._link, self._session.request.max_length):
                 log.info("session %d leaves %s, which drains", self._session.number, self._link.address)
                 await self.close()
+            if self._room.gives_way(self._session.number):
+                await self._leave(keep_s=0.0)
             try:
-                link = self._link or await self._open(committed)
+                link = self._link or await self._open_in_turn(committed)
                 return await self._round(link, committed, proposal, plainly)
             except (Unavailable, DeadlineExceeded) as error:
                 await self._lose(error)
             except ItemError as error:
-                if error.code not in _REOPEN and not self._waits_for_room(error):
+                begun = self._session.counts.rounds > 0  # then it is not refused: it waits where it would be
+                if error.code not in _REOPEN and not (begun and error.code is FailureCode.RESOURCE_EXHAUSTED):
                     raise _as_client_error(error) from error
                 await self._lose(error)
-                if error.code is FailureCode.RESOURCE_EXHAUSTED:
-                    await asyncio.sleep(self._failover_s / MAX_REOPENINGS)
         raise Unavailable(f"the session was lost {MAX_REOPENINGS} times in a row")
 
     def follow_up(
@@ -100,6 +117,7 @@ class TargetBinding:
         await self._leave(self._session.keep_s)
 
     async def _leave(self, keep_s: float) -> None:
+        self._room.leave(self._session.number)
         if self._orders is not None:
             self._orders.end()
             self._orders = None
@@ -135,11 +153,32 @@ class TargetBinding:
         self._lost.clear()
         return exchange.reply.verdict
 
-    async def _open(self, committed: Sequence[int]) -> VerifierLink:
+    async def _open_in_turn(self, committed: Sequence[int]) -> VerifierLink:
+        """Open where there is room, or wait until there is. Raises what `_open` does, and ResourceExhausted."""
+        tokens, full = self._session.request.max_length, set[str]()
+        deadline = time.monotonic() + (self._timeout_s if self._session.counts.rounds else self._room_s)
+        if self._room.waiting:
+            await self._room.wait(self._client, tokens, deadline, refused=False)
+        while True:
+            try:
+                link = await self._open(committed, avoid=self._lost | full)
+            except ItemError as error:
+                if error.code is not FailureCode.RESOURCE_EXHAUSTED or self._link is None:
+                    raise
+                full.add(self._link.address)
+                await self._leave(keep_s=0.0)
+                if not any(each.takes_new and each.address not in full for each in self._replicas.verifiers):
+                    await self._room.wait(self._client, tokens, deadline, refused=True)
+                    full.clear()
+            else:
+                self._room.enter(self._session.number, self._client, tokens)
+                return link
+
+    async def _open(self, committed: Sequence[int], avoid: Collection[str]) -> VerifierLink:
         request = self._session.request
         number = self._session.number
         link = await self._replicas.place_verifier(
-            number, request.max_length, self._failover_s, avoid=self._lost, conversation=self._session.conversation
+            number, request.max_length, self._failover_s, avoid=avoid, conversation=self._session.conversation
         )
         self._link, self._epoch, self._known = link, next(self._epochs), len(committed)
         self._orders = Orders(link, self._key)
@@ -161,10 +200,6 @@ class TargetBinding:
         if isinstance(exchange.reply, Opened) and self._session.counts.rounds == 0:
             self._session.counts.cached_tokens = min(exchange.reply.cached_tokens, len(request.prompt))
         return link
-
-    def _waits_for_room(self, error: ItemError) -> bool:
-        """An answer that has begun is not refused: it lost its place to a failure, and waits for another one."""
-        return error.code is FailureCode.RESOURCE_EXHAUSTED and self._session.counts.rounds > 0
 
     async def _lose(self, error: OutriderError) -> None:
         if self._link is None:

@@ -160,7 +160,7 @@ async def test_a_full_house_is_refused_with_a_hint(tiny_model: TinyModel) -> Non
 
 
 async def test_no_room_on_the_verifier_is_refused_with_a_hint(tiny_model: TinyModel) -> None:
-    async with running_cluster(tiny_model("llama"), verifier={"kv_tokens": 224}) as cluster:
+    async with running_cluster(tiny_model("llama"), verifier={"kv_tokens": 224}, queue_timeout_s=0) as cluster:
         async with cluster.client.stream(PROMPT, **(OPTIONS | {"max_tokens": 190})) as stream:
             await anext(stream)
             with pytest.raises(ResourceExhausted):

@@ -52,6 +52,47 @@ async def test_a_flood_of_one_key_does_not_hold_up_another(tiny_model: TinyModel
         assert (admission.running, admission.waiting) == (0, 0)
 
 
+async def test_a_flood_that_fills_the_kv_cache_gives_way_and_loses_no_token(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    """The cache holds two of the flood's four long answers; one leaves it for the other client and comes back."""
+    keys = key_file(tmp_path, "flood", "calm")
+    long: dict[str, Any] = OPTIONS | {"max_tokens": 150, "temperature": 0.8}
+    async with (
+        running_cluster(tiny_model("llama"), verifier={"kv_tokens": 384}, api_keys_file=keys) as cluster,
+        AsyncClient(cluster.address, api_key="flood") as flood,
+        AsyncClient(cluster.address, api_key="calm") as calm,
+    ):
+        expected = await flood.generate(token_ids=PROMPT, **long)
+        room = cluster.coordinator.generations.room
+        tasks = [asyncio.create_task(flood.generate(token_ids=PROMPT, **long)) for _ in range(4)]
+        await until(lambda: room.waiting == 2)
+        before = sum(task.done() for task in tasks)
+        answer = await calm.generate(token_ids=PROMPT, **(long | {"max_tokens": 40}))
+        assert answer.token_ids == expected.token_ids[:40]
+        assert sum(task.done() for task in tasks) == before == 0  # it did not wait for any to end
+        assert [(await task).token_ids for task in tasks] == [expected.token_ids] * 4
+        assert (room.waiting, room._guests, room._held) == (0, {}, {})
+
+
+async def test_a_request_goes_where_there_is_room_or_waits_for_it(tiny_model: TinyModel) -> None:
+    """Of a conversation too, whose own verifier is full."""
+    async with running_cluster(tiny_model("llama"), verifiers=2, verifier={"kv_tokens": 256}) as cluster:
+        turn: dict[str, Any] = OPTIONS | {"session_id": "c"}
+        first = await cluster.generate(PROMPT, **turn)
+        history = [*PROMPT, *first.token_ids, 7]
+        async with cluster.client.stream(token_ids=history, **(turn | {"max_tokens": 200})) as stream:
+            await anext(stream)
+            second = await cluster.generate(history, **(turn | {"max_tokens": 100}))
+            assert second.token_ids[:8] == (await cluster.generate(history, **turn)).token_ids
+            answers = await asyncio.gather(
+                *(cluster.generate(PROMPT, **(OPTIONS | {"max_tokens": 100})) for _ in range(4))
+            )
+            assert len({answer.token_ids for answer in answers}) == 1
+            rest = await stream.read()
+        assert rest.token_ids[:100] == second.token_ids
+
+
 async def test_without_keys_a_connection_from_here_is_a_client(tiny_model: TinyModel) -> None:
     async with (
         running_cluster(tiny_model("llama"), max_sessions=1) as cluster,
