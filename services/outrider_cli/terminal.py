@@ -89,6 +89,8 @@ def stats_line(completion: Completion) -> str:
     parts = [f"{tokens} tokens in {seconds:.2f} s"]
     if seconds > 0:
         parts.append(f"{tokens / seconds:.1f} tokens/s")
+    if completion.usage.cached_tokens:
+        parts.append(f"{completion.usage.cached_tokens} of {completion.usage.prompt_tokens} prompt tokens kept")
     stats = completion.speculation
     if stats.drafter is Drafter.NONE:
         parts.append("plain decoding")

@@ -198,6 +198,18 @@ def test_info() -> None:
 # chat
 
 
+def test_what_was_kept_of_the_conversation_is_told() -> None:
+    async def kept(request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        yield delta("fine", 1)
+        end = finished()
+        end.finished.usage.cached_tokens = 2
+        yield end
+
+    with serve_double(kept) as (address, _):
+        assert "2 of 3 prompt tokens kept" in run("chat", "--address", address, stdin="hi
+").stderr
+
+
 def test_chat_sends_the_whole_conversation_and_resets_it() -> None:
     with serve_double(hello) as (address, double):
         lines = "first\n\nsecond\n/reset\nthird\n/what\n/exit\nnever sent\n"
@@ -209,6 +221,9 @@ def test_chat_sends_the_whole_conversation_and_resets_it() -> None:
     opening, first = ("system", "Be brief."), [("user", "first"), ("assistant", "Hello world")]
     assert turns == [[opening, first[0]], [opening, *first, ("user", "second")], [opening, ("user", "third")]]
     assert {request.seed for request in double.requests} == {5}
+    first_id, second_id, third_id = [request.session_id for request in double.requests]
+    assert first_id == second_id != third_id
+    assert all(len(each) >= 16 for each in (first_id, third_id))  # nobody else's
 
 
 def test_chat_goes_on_after_an_error_and_forgets_the_failed_turn() -> None:

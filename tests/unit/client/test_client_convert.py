@@ -33,6 +33,7 @@ EVERY_OPTION: RequestOptions = {
     "fixed_length": True,
     "rule": Rule.BLOCK,
     "request_id": "mine",
+    "session_id": "ours",
 }
 
 
@@ -40,6 +41,7 @@ def test_every_option_reaches_its_field() -> None:
     request = generate_request("hi", EVERY_OPTION)
     assert request == pb.GenerateRequest(
         request_id="mine",
+        session_id="ours",
         text="hi",
         sampling=sampling_pb2.SamplingParams(
             temperature=0.0,
