@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,12 +115,11 @@ class Fleet:
         """Start its process, without waiting for it to be ready."""
         machine.log.touch()
         machine.said = machine.log.stat().st_size
-        if machine.role in ("verifier", "draft"):
-            machine.process = self._nursery.fork(self.network.space(machine.name), machine.log, machine.arguments)
-        else:
-            prefix = [] if machine.role == "redis" else [sys.executable, "-m", "tests.chaos.service"]
-            command = self.network.on(machine.name, [*prefix, *machine.arguments])
+        if machine.role == "redis":
+            command = self.network.on(machine.name, machine.arguments)
             machine.process = start(command, machine.log, self._environment, ROOT)
+        else:
+            machine.process = self._nursery.fork(self.network.space(machine.name), machine.log, machine.arguments)
         machine.starts += 1
 
     async def restart(self, machine: Machine) -> None:

@@ -1,4 +1,4 @@
-"""A process that has imported what a replica needs, and forks one whenever it is told to: a start without the import.
+"""A process that has imported what services need, and forks one whenever it is told to: a start without the imports.
 
     python -m tests.chaos.nursery REAPER_PID
 
@@ -15,11 +15,12 @@ import sys
 import time
 from typing import Any
 
+import outrider_coordinator.main
 import outrider_draft.process
 import outrider_verifier.process
 from tests.chaos import service
 
-IMPORTED = (outrider_draft.process, outrider_verifier.process)
+IMPORTED = (outrider_coordinator.main, outrider_draft.process, outrider_verifier.process)
 CLONE_NEWNET = 0x40000000
 
 

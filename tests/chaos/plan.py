@@ -121,7 +121,7 @@ def count_faults(faults: Sequence[Fault]) -> dict[str, int]:
 
 
 def _request(rng: random.Random, words: Sequence[str], at_s: float, number: int, coordinators: int) -> Asked:
-    length = rng.choice([3, 8, 15, 30, 45])
+    length = rng.choice([3, 8, 15, 30, 45, 65])
     prompt = " ".join(rng.choices(words, k=length))
     if rng.random() < 0.4:
         prompt = " ".join([" ".join(prompt.split()[:6])] * 4)

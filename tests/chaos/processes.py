@@ -56,7 +56,7 @@ def start(command: Sequence[str], log: Path, environment: Mapping[str, str], fol
 
 
 class Nursery:
-    """Context manager: starts replicas without their imports (`tests.chaos.nursery`)."""
+    """Context manager: starts services without their imports (`tests.chaos.nursery`)."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -84,7 +84,7 @@ class Nursery:
         self._process.wait(30)
 
     def fork(self, space: str, log: Path, arguments: Sequence[str]) -> Process:
-        """A replica in a network namespace."""
+        """A service in a network namespace; `arguments` are those of tests.chaos.service."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"space": space, "log": str(log), "arguments": list(arguments)}) + "\n")
         self._process.stdin.flush()

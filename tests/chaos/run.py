@@ -22,7 +22,18 @@ from tests.chaos.plan import Asked, Fault, Manner, draw_faults, draw_requests
 from tests.tiny_models import save_model
 
 REPLICA = ["--dtype", "float32", "--device", "cpu", "--threads", "1", "--kv-tokens", "4096", "--grace-s", "3"]
-REPLICA += ["--max-proposal", "15", "--lease-s", "60", "--heartbeat-s", "0.5", "--registry-ttl-s", "2.5"]
+REPLICA += [
+    "--max-batch-tokens",
+    "128",
+    "--max-proposal",
+    "15",
+    "--lease-s",
+    "60",
+    "--heartbeat-s",
+    "0.5",
+    "--registry-ttl-s",
+    "2.5",
+]
 COORDINATOR = ["--draft-timeout-s", "0.5", "--draft-retry-s", "0.3", "--failover-s", "20", "--verify-timeout-s", "10"]
 COORDINATOR += ["--replica-silence-s", "2", "--heartbeat-s", "0.5", "--grace-s", "5", "--binding-ttl-s", "5"]
 COORDINATORS = [[*COORDINATOR, "--look-ahead", "on"], COORDINATOR]
