@@ -206,8 +206,7 @@ def test_what_was_kept_of_the_conversation_is_told() -> None:
         yield end
 
     with serve_double(kept) as (address, _):
-        assert "2 of 3 prompt tokens kept" in run("chat", "--address", address, stdin="hi
-").stderr
+        assert "2 of 3 prompt tokens kept" in run("chat", "--address", address, stdin="hi\n").stderr
 
 
 def test_chat_sends_the_whole_conversation_and_resets_it() -> None:
