@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Generic, Self, TypeVar
@@ -19,8 +20,10 @@ class Buffer(Generic[Value]):
 
     def __init__(self, source: AsyncIterator[Value], size: int) -> None:
         self._source = source
-        self._values: asyncio.Queue[Value] = asyncio.Queue(size)
-        self._changed = asyncio.Event()
+        self._size = size
+        self._values: deque[Value] = deque()
+        self._changed = asyncio.Event()  # there is a value, or the end
+        self._room = asyncio.Event()
         self.task = asyncio.create_task(self._fill(), name="rounds")
         self.task.add_done_callback(lambda task: self._changed.set())
 
@@ -28,14 +31,16 @@ class Buffer(Generic[Value]):
         return self
 
     async def __anext__(self) -> Value:
-        while self._values.empty():
+        while not self._values:
             if self.task.done():
                 if not self.task.cancelled():
                     self.task.result()
                 raise StopAsyncIteration
             self._changed.clear()
             await self._changed.wait()
-        return self._values.get_nowait()
+        value = self._values.popleft()
+        self._room.set()
+        return value
 
     async def aclose(self) -> None:
         """End the source; return when it has ended."""
@@ -45,5 +50,8 @@ class Buffer(Generic[Value]):
     async def _fill(self) -> None:
         async with aclosing(self._source):  # type: ignore[type-var]
             async for value in self._source:
-                await self._values.put(value)
+                self._values.append(value)
                 self._changed.set()
+                while len(self._values) >= self._size:
+                    self._room.clear()
+                    await self._room.wait()

@@ -134,15 +134,15 @@ def speculation_to_proto(speculation: Speculation) -> pb.Speculation:
 
 def delta_to_proto(delta: Delta) -> pb.GenerateResponse:
     """One piece of the answer."""
-    logprobs = [
-        pb.TokenLogprobs(
-            token_id=entry.token_id,
-            logprob=entry.logprob,
-            top=[pb.TopLogprob(token_id=token, logprob=logprob) for token, logprob in entry.top],
-        )
-        for entry in delta.logprobs
-    ]
-    return pb.GenerateResponse(delta=pb.Delta(text=delta.text, token_ids=delta.token_ids, logprobs=logprobs))
+    response = pb.GenerateResponse()
+    wire = response.delta  # written in place: parts that are made apart are copied
+    wire.text = delta.text
+    wire.token_ids.extend(delta.token_ids)
+    for entry in delta.logprobs:
+        row = wire.logprobs.add(token_id=entry.token_id, logprob=entry.logprob)
+        for token, logprob in entry.top:
+            row.top.add(token_id=token, logprob=logprob)
+    return response
 
 
 def finished_to_proto(session: Session, fallback_reason: str) -> pb.GenerateResponse:

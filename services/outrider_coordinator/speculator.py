@@ -59,7 +59,6 @@ class Speculator:
         """
         ahead, self._foreseen = await self._look_ahead.take(committed) if self._look_ahead else (None, None)
         levels: dict[Source, int] = {}
-        nodes = min(self._session.node_budget_after(0), self._most_nodes())
         if max_tokens:
             levels = {source: level for source, each in self._drafters.items() if (level := each.level(committed))}
         self._levels, self._longest = levels, max_tokens
@@ -67,6 +66,7 @@ class Speculator:
             self._up_to_date = False
             self._control.went_on(levels, Choice(promised.source, promised.tree.depth))
             return promised
+        nodes = min(self._session.node_budget_after(0), self._most_nodes()) if levels else 0
         choice = self._control.decide(levels, max_tokens, ahead.tree.depth if ahead else 0, nodes)
         if not choice.length:
             return NO_PROPOSAL
@@ -79,7 +79,8 @@ class Speculator:
         return await drafter.propose(committed, choice)
 
     def look_ahead(self, committed: Sequence[int], proposal: Proposal, max_tokens: int) -> None:
-        """Let the draft work on, while `proposal`, after `committed`, is verified."""
+        """`proposal`, after `committed`, is being verified: let the draft work on meanwhile."""
+        self._control.begin(len(proposal))
         if self._look_ahead is not None:
             self._look_ahead.begin(committed, proposal.tree, max_tokens)
 
@@ -117,6 +118,7 @@ class Speculator:
 
     async def close(self) -> None:
         """Free what the drafters hold."""
+        self._control.close()
         if self._look_ahead is not None:
             await self._look_ahead.close()
         for drafter in self._drafters.values():

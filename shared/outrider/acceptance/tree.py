@@ -50,6 +50,8 @@ class TokenTree:
 
     def depths(self) -> tuple[int, ...]:
         """[n] how many tokens after the last committed one each node stands: 1 for the root's children."""
+        if self.is_chain:
+            return tuple(range(1, len(self) + 1))
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
@@ -58,7 +60,7 @@ class TokenTree:
     @property
     def depth(self) -> int:
         """How many nodes the longest path has; 0 for the tree without nodes."""
-        return max(self.depths(), default=0)
+        return len(self) if self.is_chain else max(self.depths())
 
     def path(self, node: int) -> tuple[int, ...]:
         """The nodes from the root's child down to `node`; empty for the root."""

@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable
 from typing import Protocol
 
-from outrider.text.bytelevel import token_bytes
-
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -33,14 +31,14 @@ class ByteDetokenizer:
     Exact, and constant work per token: bytes join, and only complete UTF-8 comes out.
     """
 
-    def __init__(self, token_of: TokenOf) -> None:
-        self._token_of = token_of
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        """`bytes_of`: what a token stands for; empty for one that leaves no trace in the text."""
+        self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """See Detokenizer."""
-        token = self._token_of(token_id)
-        return "" if token is None else self._decoder.decode(token_bytes(token))
+        return self._decoder.decode(self._bytes_of(token_id))
 
     def finish(self) -> str:
         """See Detokenizer."""

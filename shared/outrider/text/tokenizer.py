@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 from outrider.errors import InvalidArgument, ModelLoadError
+from outrider.text.bytelevel import token_bytes
 from outrider.text.chat import ChatTemplate, Message
 from outrider.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from outrider.text.files import CHAT_FILE, TOKENIZER_FILE, Chat, import_chat
@@ -24,6 +25,7 @@ class Tokenizer:
         self._fast = fast
         self._chat = chat
         self._decoders = _decoder_kinds(decoder)
+        self._bytes: tuple[dict[int, bytes], dict[int, bytes]] = {}, {}  # by id: with special tokens, and without
         self._special_ids = frozenset(
             token_id for token_id, token in fast.get_added_tokens_decoder().items() if token.special
         )
@@ -72,7 +74,15 @@ class Tokenizer:
             return None if skip_special_tokens and token_id in self._special_ids else self._fast.id_to_token(token_id)
 
         if self._decoders == {"ByteLevel"}:
-            return ByteDetokenizer(token_of)
+            known = self._bytes[skip_special_tokens]
+
+            def bytes_of(token_id: int) -> bytes:
+                if (found := known.get(token_id)) is not None:
+                    return found
+                token = token_of(token_id)
+                return b"" if token is None else known.setdefault(token_id, token_bytes(token))
+
+            return ByteDetokenizer(bytes_of)
         return WindowDetokenizer(
             lambda ids: self._fast.decode(ids, skip_special_tokens=False),
             token_of,
