@@ -21,6 +21,7 @@ class IdleBlocks:
         self._leased: OrderedDict[int, None] = OrderedDict()
         self._until: dict[int, float] = {}  # ends of leases, of held blocks too
         self._ends: list[tuple[float, tuple[int, ...]]] = []  # heap: the blocks of each lease in their session's order
+        self._noted = 0  # blocks in all of them
 
     def __len__(self) -> int:
         return len(self._plain) + len(self._leased)
@@ -41,6 +42,9 @@ class IdleBlocks:
                 del self._plain[block]
                 self._leased[block] = None
         heapq.heappush(self._ends, (until, tuple(blocks)))
+        self._noted += len(blocks)
+        if self._noted > 2 * len(self._until) + 64:
+            self._forget_renewed()
 
     def add(self, block: int) -> None:
         """Nobody holds it any more; it is the most recently used."""
@@ -66,6 +70,7 @@ class IdleBlocks:
         now = self._clock()
         while self._ends and self._ends[0][0] <= now:
             _, blocks = heapq.heappop(self._ends)
+            self._noted -= len(blocks)
             for block in blocks:
                 if self._until.get(block, now + 1) > now:
                     continue  # renewed, or given up meanwhile
@@ -74,3 +79,10 @@ class IdleBlocks:
                     del self._leased[block]
                     self._plain[block] = None
                     self._plain.move_to_end(block, last=False)  # a tail before its head
+
+    def _forget_renewed(self) -> None:
+        """Drop what a lease says of blocks that a later one covers: a long conversation renews its first ones often."""
+        current = [(until, tuple(b for b in blocks if self._until.get(b) == until)) for until, blocks in self._ends]
+        self._ends = [(until, blocks) for until, blocks in current if blocks]
+        heapq.heapify(self._ends)
+        self._noted = sum(len(blocks) for _, blocks in self._ends)

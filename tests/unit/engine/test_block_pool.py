@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from outrider.engine.blocks import MAX_PARTS, BlockPool, chain_digest, root_digest
+from outrider.engine.idle import IdleBlocks
 from outrider.engine.runs import FreeRuns
 from outrider.errors import ResourceExhausted
 
@@ -267,6 +268,25 @@ def test_a_lease_survives_somebody_elses_use_of_its_blocks() -> None:
     assert pool.leased == 1
     pool.release(kept[:1])
     assert pool.leased == 2
+
+
+def test_a_conversation_of_many_turns_is_noted_once() -> None:
+    clock = Clock()
+    idle = IdleBlocks(clock)
+    for turn in range(500):
+        clock.now = turn / 10
+        idle.lease(range(30), 100.0)
+        idle.lease([40 + turn % 5], 100.0)
+    assert len(idle._until) == 35
+    assert idle._noted == sum(len(blocks) for _, blocks in idle._ends) <= 2 * 35 + 64
+    for block in range(30):
+        idle.add(block)
+    clock.now = 149.8
+    assert idle.leased == 30
+    clock.now = 149.95
+    assert idle.leased == 0
+    assert idle.first() == 29  # the tail goes first
+    assert idle._noted == len(idle._until) + len(idle._ends) == 0
 
 
 def test_what_was_kept_is_copied_from_in_part() -> None:
