@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from outrider.acceptance.philox import Domain
 from outrider.corpus import Answer
-from outrider.distill.batches import batches_once, make_batch
-from outrider.distill.training import final_states
+from outrider.distill.batches import Texts, batches_once
+from outrider.distill.teacher import final_states
 from outrider.engine.draft_vocabulary import DraftVocabulary, widened
 from outrider.sampling.draw import draw
 from outrider.sampling.noise import noise_keys
@@ -64,7 +64,9 @@ def evaluate(
 ) -> dict[str, dict[str, Acceptance]]:
     """Acceptance by temperature and category; the category "all" sums them up."""
     found: dict[str, dict[str, Acceptance]] = defaultdict(lambda: defaultdict(Acceptance))
-    for group in batches_once(answers, TOKENS_PER_BATCH):
+    lengths = [len(answer.prompt) + len(answer.answer) for answer in answers]
+    for numbers in batches_once(lengths, TOKENS_PER_BATCH):
+        group = [answers[number] for number in numbers]
         for answer, matches in zip(group, matching(student, vocabulary, group), strict=True):
             for category in ("all", answer.category or "other"):
                 found[f"{answer.temperature:g}"][category].add(matches, draft_tokens)
@@ -77,7 +79,7 @@ def matching(
 ) -> list[list[bool]]:
     """For each answer's tokens but the first: whether the draft draws that token too."""
     device = student.device
-    tokens = make_batch(answers).tokens.to(device)
+    tokens = Texts(answers, device).batch(range(len(answers))).tokens
     hidden = final_states(student, tokens if vocabulary is None else vocabulary.row_of(device)[tokens])
     head = student.get_output_embeddings().weight.float()
     results = []

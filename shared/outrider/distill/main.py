@@ -26,12 +26,14 @@ import torch  # isort: skip
 from transformers import PreTrainedModel
 
 from outrider.corpus import Answer, Corpus, read_answers
+from outrider.distill.batches import Texts
 from outrider.distill.checkpoint import save_checkpoint
 from outrider.distill.collect import LEASE_S, collect, make_questions
 from outrider.distill.evaluate import evaluate
 from outrider.distill.options import DistillOptions, load_options
 from outrider.distill.plot import plot_report
 from outrider.distill.student import choose_vocabulary, make_student, trainable_parameters
+from outrider.distill.teacher import Teacher
 from outrider.distill.training import Trainer
 from outrider.engine.draft_vocabulary import DraftVocabulary
 from outrider.engine.engine import Engine
@@ -111,10 +113,12 @@ class Distillation:
         untrained = self._measure(student, vocabulary, held_out)
         files, dtype = loaded.tokenizer_files, self._options.draft.dtype
         save_checkpoint(student, vocabulary, files, dtype, self.out / "untrained")
-        trainer = Trainer(target, student, vocabulary, self._options.training, self.out)
+        training = self._options.training
+        texts = Texts(kept, target.device)
+        teacher = Teacher(target, texts, keep_gb=training.keep_gb, tokens_per_batch=training.tokens_per_step)
+        trainer = Trainer(teacher, student, vocabulary, training, self.out)
         with self._bar("training") as (bar, task):
             trainer.run(
-                kept,
                 lambda step, steps, loss: bar.update(
                     task, completed=step, total=steps, description=f"training, KL {loss:.3f}"
                 ),

@@ -46,12 +46,18 @@ class TrainingOptions(_Section):
     steps: int = Field(2000, ge=1, description="Optimizer steps.")
     minutes: float | None = Field(None, gt=0, description="End after this time, if that is before the last step.")
     tokens_per_step: int = Field(32_768, ge=1, description="Padded tokens in a batch.")
+    optimizer: Literal["adamw", "muon"] = Field("adamw", description="Of the layers' matrices; of all else AdamW.")
     learning_rate: float = Field(1e-3, gt=0, description="Peak of a linear warm-up with cosine decay.")
     warmup: int = Field(100, ge=0, description="Steps of the warm-up.")
     weight_decay: float = Field(0.01, ge=0, description="AdamW's, on matrices.")
     kl_weight: float = Field(1.0, ge=0, description="Of KL(target || draft) over the draft's vocabulary.")
     ce_weight: float = Field(0.2, ge=0, description="Of the cross-entropy of the answer's tokens.")
     prompt_weight: float = Field(0.1, ge=0, le=1, description="Weight of a prompt's tokens; an answer's have 1.")
+    keep_gb: float = Field(
+        8.0,
+        ge=0,
+        description="Memory for the target's final states (GB, on its device): texts that fit are read only once.",
+    )
     checkpoint_every: int = Field(250, ge=1, description="Steps between checkpoints.")
     seed: int = Field(0, ge=0, description="Of the order of the data.")
 

@@ -7,9 +7,10 @@ Positions whose true token the draft cannot say are left out: it is wrong there 
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,9 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from outrider.corpus import Answer
 from outrider.distill.batches import Batch, batches
 from outrider.distill.options import TrainingOptions
+from outrider.distill.teacher import Teacher, final_states
 from outrider.engine.draft_vocabulary import DraftVocabulary
 from outrider.errors import InvalidArgument
 
@@ -44,51 +45,41 @@ class Losses:
 
 
 class Trainer:
-    """Trains `student` towards `target`; both are on one device, the student's weights in float32."""
+    """Trains `student` towards the teacher's target; both are on one device, the student's weights in float32."""
 
     def __init__(
         self,
-        target: PreTrainedModel,
+        teacher: Teacher,
         student: PreTrainedModel,
         vocabulary: DraftVocabulary | None,
         options: TrainingOptions,
         directory: Path,
     ) -> None:
         """Checkpoints go to `directory`."""
-        self._target, self._student, self._options = target, student, options
+        self._teacher, self._student, self._options = teacher, student, options
         self._path = directory / CHECKPOINT
-        self._device = target.device
-        size = target.get_output_embeddings().weight.shape[0]
+        self._device = teacher.device
+        size = teacher.head.shape[0]
         everything = DraftVocabulary(tuple(range(size)), size)
         trimmed = vocabulary or everything
         self._row_of = trimmed.row_of(self._device)
         self._known_rows = len(trimmed)
         kept = torch.tensor(trimmed.token_ids, device=self._device)
-        self._target_head = target.get_output_embeddings().weight.detach()[kept]
-        matrices = [p for p in student.parameters() if p.dim() > 1]
-        vectors = [p for p in student.parameters() if p.dim() <= 1]
-        groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self._optimizer = torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.95))
+        self._target_head = teacher.head[kept]
+        self._optimizers = _optimizers(student, options)
         self.step = 0
         self.seconds = 0.0  # spent on training, in earlier runs too
         self.history: list[dict[str, float]] = []
 
-    def run(self, answers: Sequence[Answer], progress: Progress) -> None:
+    def run(self, progress: Progress) -> None:
         """Train to the last step, from the newest checkpoint if there is one. Raises OSError when the disk is full."""
         self._restore()
-        options = self._options
-        stream = batches(answers, options.tokens_per_step, options.seed, skip=self.step)
-        self._student.train()
+        options, texts = self._options, self._teacher.texts
+        stream = batches(texts.lengths, options.tokens_per_step, options.seed, skip=self.step)
         begun = time.monotonic() - self.seconds
         while self.progress < 1.0:
-            for group in self._optimizer.param_groups:
-                group["lr"] = options.learning_rate * _share_of_peak(self.step, options.warmup, self.progress)
-            losses = self.losses(next(stream).to(self._device))
-            losses.total.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(self._student.parameters(), 1.0)
-            self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
-            self.step, self.seconds = self.step + 1, time.monotonic() - begun
+            losses = self.learn(texts.batch(next(stream)))
+            self.seconds = time.monotonic() - begun
             if self.step % 10 == 0 or self.progress >= 1.0:
                 self.history.append({"step": self.step, "kl": losses.kl, "ce": losses.ce})
             progress(self.step, options.steps, losses.kl)
@@ -96,6 +87,21 @@ class Trainer:
                 self._save()
         self._student.eval()
         self._save()
+
+    def learn(self, batch: Batch) -> Losses:
+        """One step."""
+        self._student.train()
+        rate = self._options.learning_rate * _share_of_peak(self.step, self._options.warmup, self.progress)
+        for group in itertools.chain.from_iterable(optimizer.param_groups for optimizer in self._optimizers):
+            group["lr"] = rate
+        losses = self.losses(batch)
+        losses.total.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._student.parameters(), 1.0)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return losses
 
     @property
     def progress(self) -> float:
@@ -107,9 +113,8 @@ class Trainer:
         """The loss of one batch; position i is judged by token i + 1."""
         where, wanted, weights = self._positions(batch)
         with self._autocast():
-            hidden = final_states(self._student, self._row_of[batch.tokens])[:, :-1][where]
-            with torch.no_grad():
-                taught = final_states(self._target, batch.tokens)[:, :-1][where]
+            hidden = final_states(self._student, self._row_of[batch.tokens])[where]
+        taught = self._teacher.states(batch, where)
         kl = ce = torch.zeros((), device=self._device)
         for start in range(0, len(wanted), CHUNK):
             part = slice(start, start + CHUNK)
@@ -121,10 +126,11 @@ class Trainer:
         return Losses(total, float(kl.detach() / count), float(ce.detach() / count))
 
     def _positions(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Which positions count (bool [S, L - 1]), the row of the token each should give, and its weight."""
-        rows = self._row_of[batch.tokens[:, 1:]]
-        weight = torch.where(batch.in_answer[:, 1:], 1.0, self._options.prompt_weight)
-        where = batch.attention[:, 1:] & (rows < self._known_rows) & (weight > 0)
+        """Which positions count (bool [S, L]), the row of the token each should give, and its weight."""
+        rows = self._row_of[batch.tokens].roll(-1, dims=1)
+        weight = torch.where(batch.in_answer, 1.0, self._options.prompt_weight).roll(-1, dims=1)
+        where = batch.attention.roll(-1, dims=1) & (rows < self._known_rows) & (weight > 0)
+        where[:, -1] = False  # nothing follows
         return where, rows[where], weight[where]
 
     def _each(self, hidden: Tensor, taught: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +153,7 @@ class Trainer:
             "step": self.step,
             "history": self.history,
             "student": self._student.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "seconds": self.seconds,
             "options": self._options.model_dump(),
         }
@@ -170,16 +176,28 @@ class Trainer:
                 f"what the checkpoint {self._path} was made with, or another --out",
             )
         self._student.load_state_dict(state["student"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        for optimizer, content in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(content)
         self.step, self.seconds, self.history = state["step"], state["seconds"], state["history"]
+
+
+def _optimizers(student: PreTrainedModel, options: TrainingOptions) -> list[torch.optim.Optimizer]:
+    """AdamW; or Muon (Jordan et al. 2024, steps scaled as Liu et al. 2025) for the layers' matrices and AdamW else."""
+    embedding = student.get_input_embeddings().weight
+    matrices = [p for p in student.parameters() if p.dim() > 1 and p is not embedding]
+    vectors = [p for p in student.parameters() if p.dim() <= 1]
+    adamw, muon = ([embedding, *matrices], []) if options.optimizer == "adamw" else ([embedding], matrices)
+    groups = [
+        {"params": adamw, "weight_decay": options.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.95))]
+    if muon:
+        rate, decay = options.learning_rate, options.weight_decay
+        found.append(torch.optim.Muon(muon, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+    return found
 
 
 def _share_of_peak(step: int, warmup: int, progress: float) -> float:
     """Linear warm-up, then half a cosine down to nothing."""
     return min(1.0, (step + 1) / max(1, warmup)) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-
-
-def final_states(model: Any, tokens: Tensor) -> Tensor:
-    """The states before the head [S, L, hidden]. Padding stands at the end, so causal attention needs no mask."""
-    hidden: Tensor = model.model(input_ids=tokens, use_cache=False).last_hidden_state
-    return hidden

@@ -11,7 +11,7 @@ from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import Proposal, Source, Verdict
 from outrider.acceptance.tree import TokenTree
 from outrider.corpus import Answer
-from outrider.distill.batches import batches, make_batch
+from outrider.distill.batches import Texts, batches
 from outrider.distill.evaluate import Acceptance
 from outrider.engine.draft_vocabulary import DraftVocabulary, most_frequent
 
@@ -40,11 +40,16 @@ def test_the_vocabulary_keeps_the_frequent_and_the_ends_of_text() -> None:
 
 def test_a_batch_marks_its_answers_and_a_resumed_run_sees_the_same_batches() -> None:
     answers = [Answer(str(n), "", tuple(range(1, 3 + n % 5)), (7, 8, n), 0.0, n) for n in range(40)]
-    batch = make_batch(answers[:3])
+    texts = Texts(answers, torch.device("cpu"))
+    batch = texts.batch([1, 2, 3])
     assert batch.in_answer.sum(dim=1).tolist() == [3, 3, 3]
-    assert batch.attention.sum(dim=1).tolist() == [len(a.prompt) + 3 for a in answers[:3]]
-    first = batches(answers, 60, seed=1)
-    expected = [next(first).tokens for _ in range(30)]
-    assert all(tokens.numel() <= 60 for tokens in expected)
-    resumed = batches(answers, 60, seed=1, skip=12)
-    assert all(torch.equal(next(resumed).tokens, tokens) for tokens in expected[12:])
+    assert batch.attention.sum(dim=1).tolist() == [len(a.prompt) + 3 for a in answers[1:4]]
+    for answer, row, length in zip(answers[1:4], batch.tokens, batch.attention.sum(dim=1), strict=True):
+        assert row[:length].tolist() == [*answer.prompt, *answer.answer]
+        assert not row[length:].any()
+    assert batch.places[batch.attention].tolist() == list(range(texts.lengths[0], sum(texts.lengths[:4])))
+    first = batches(texts.lengths, 60, seed=1)
+    expected = [next(first) for _ in range(30)]
+    assert all(len(group) * max(texts.lengths[number] for number in group) <= 60 for group in expected)
+    resumed = batches(texts.lengths, 60, seed=1, skip=12)
+    assert all(next(resumed) == group for group in expected[12:])

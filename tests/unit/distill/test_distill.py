@@ -154,6 +154,15 @@ def test_interrupted_training_ends_with_the_same_weights(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def test_reading_the_texts_once_or_every_time_ends_alike(distilled: tuple[Path, Path]) -> None:
+    target, out = distilled
+    expected = torch.load(out / CHECKPOINT, weights_only=True)["student"]
+    (out / CHECKPOINT).unlink()
+    distillation(target, out, None, ["train"], training=OPTIONS["training"] | {"keep_gb": 0.0}).run()
+    found = torch.load(out / CHECKPOINT, weights_only=True)["student"]
+    assert all(torch.allclose(found[name], expected[name], atol=1e-3) for name in expected)
+
+
 def test_other_training_options_over_a_checkpoint_are_refused(distilled: tuple[Path, Path]) -> None:
     with pytest.raises(InvalidArgument, match="checkpoint"):
         distillation(*distilled, None, ["train"], training=OPTIONS["training"] | {"steps": 50}).run()
