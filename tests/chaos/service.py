@@ -9,7 +9,7 @@ service has for sessions. Dies with the process that started it.
 from __future__ import annotations
 
 import asyncio
-import gc
+import importlib
 import json
 import os
 import runpy
@@ -31,8 +31,26 @@ def main() -> None:
     listener.bind(path)
     listener.listen()
     threading.Thread(target=_answer, args=(listener,), daemon=True).start()
+    if module == "outrider_coordinator":
+        _remember(importlib.import_module("outrider_coordinator.main").Coordinator)
+    else:
+        _remember(importlib.import_module("outrider.engine.replica").Replica)
     sys.argv[:] = [module, *flags]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+_made: list[Any] = []
+
+
+def _remember(kind: Any) -> None:
+    """Keep what is made of a class: the service's parts, which its main does not hand out."""
+    make = kind.__init__
+
+    def make_and_remember(self: Any, *arguments: Any, **named: Any) -> None:
+        make(self, *arguments, **named)
+        _made.append(self)
+
+    kind.__init__ = make_and_remember
 
 
 def _answer(listener: socket.socket) -> None:
@@ -48,12 +66,8 @@ def _held() -> dict[str, Any]:
         "threads": threading.active_count(),
         "memory_mb": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6,
     }
-    for each in gc.get_objects():
-        match type(each).__qualname__:
-            case "Coordinator":
-                return held | _of_coordinator(each)
-            case "Replica" if hasattr(each, "_core"):
-                return held | _of_replica(each)
+    for each in _made:
+        held |= _of_coordinator(each) if type(each).__name__ == "Coordinator" else _of_replica(each)
     return held
 
 
