@@ -125,7 +125,11 @@ async def _run(fleet: Fleet, outcome: Outcome, say: Callable[[str], None]) -> No
         if first is not None and second is not None and first.token_ids != second.token_ids:
             outcome.findings.append(f"request {number} is answered differently after the run")
     outcome.findings += [f"left behind: {each}" for each in await _settled(fleet)]
+    deadline = time.monotonic() + SETTLE_S
     outcome.after = _inspect(fleet)
+    while _grown(outcome) and time.monotonic() < deadline:
+        await asyncio.sleep(1.0)
+        outcome.after = _inspect(fleet)
     outcome.findings += _grown(outcome)
     outcome.starts = {machine.name: machine.starts for machine in fleet.machines.values()}
 
