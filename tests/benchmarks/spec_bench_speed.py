@@ -1,6 +1,7 @@
 """Speculative against plain decoding over Spec-Bench, on this machine, real processes: the demo's model and draft.
 
     python -m tests.benchmarks.spec_bench_speed [--per-category 4] [--max-tokens 48] [--drafters auto]
+    python -m tests.benchmarks.spec_bench_speed --model DIR --draft DIR --device cuda --name spec_bench_speed_cuda
 
 Greedy, one request at a time; the kinds of decoding take turns, question by question, in alternating order. A figure is
 output tokens after the first chunk over the time after it. Everything is saved after every question.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from pathlib import Path
 from typing import Any
 
 from outrider.client import Client, Drafter, RequestOptions
@@ -29,10 +31,15 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--max-draft-tokens", type=int, default=4)
     parser.add_argument("--drafters", nargs="+", default=["auto"], choices=["auto", "model", "ngram"])
+    parser.add_argument("--model", help="directory of the target; default: the demo's")
+    parser.add_argument("--draft", help="directory of the draft; default: the demo's")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", help="of both models")
+    parser.add_argument("--name", default="spec_bench_speed", help="of the record")
     arguments = parser.parse_args()
     drafters = [Drafter.NONE, *map(Drafter, arguments.drafters)]
-    model = demo_model_directory(print)
-    draft = demo_draft_directory(model, print)
+    model = Path(arguments.model) if arguments.model else demo_model_directory(print)
+    draft = Path(arguments.draft) if arguments.draft else demo_draft_directory(model, print)
     flags = ["--kv-tokens", "8192"]
     options: RequestOptions = {
         "max_tokens": arguments.max_tokens,
@@ -44,7 +51,14 @@ def main() -> None:
     questions = [(category, texts[n]) for n in range(arguments.per_category) for category, texts in by_category]
     rows: list[dict[str, Any]] = []
     with (
-        LocalCluster(str(model), draft_model=str(draft), verifier_flags=flags, draft_flags=flags) as cluster,
+        LocalCluster(
+            str(model),
+            draft_model=str(draft),
+            dtype=arguments.dtype,
+            device=arguments.device,
+            verifier_flags=flags,
+            draft_flags=flags,
+        ) as cluster,
         Client(cluster.address) as client,
     ):
         for drafter in drafters:
@@ -54,7 +68,7 @@ def main() -> None:
             runs = {drafter: timed(client, text, {**options, "drafter": drafter}, TIMEOUT_S) for drafter in order}
             rows.append(row_of(category, runs))
             result = {"seed": 0, "options": {**vars(arguments)}, "summary": summarize(rows), "rows": rows}
-            path = save("spec_bench_speed", result)
+            path = save(arguments.name, result)
             print(place, category, {k: round(v, 2) for k, v in rows[-1]["speedup"].items()}, flush=True)
     print(path)
     for name, row in summarize(rows).items():
