@@ -85,7 +85,7 @@ class TargetBinding:
         for _ in range(MAX_REOPENINGS):
             if self._link is not None and self._replicas.hands_over(self._link, self._session.request.max_length):
                 log.info("session %d leaves %s, which drains", self._session.number, self._link.address)
-                await self.close()
+                await self._leave(keep_s=0.0)
             if self._room.gives_way(self._session.number):
                 await self._leave(keep_s=0.0)
             try:
