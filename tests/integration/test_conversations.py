@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from outrider.client import AsyncClient, Completion
 from outrider.errors import InvalidArgument
@@ -19,7 +20,8 @@ from tests.conftest import TinyModel
 from tests.integration.test_registry import Fleet
 from tests.redis_server import RedisServer
 
-PROMPT = [*range(20, 57)]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 OPTIONS: dict[str, Any] = {"temperature": 0.8, "seed": 5, "max_tokens": 10, "ignore_eos": True, "fixed_length": True}
 BLOCK = 16
 
@@ -29,83 +31,116 @@ async def turn(client: AsyncClient, history: Sequence[int], session_id: str = "c
     return await client.generate(token_ids=list(history), **(OPTIONS | {"session_id": session_id} | options))
 
 
-@pytest.fixture
+def prompt(number: int) -> list[int]:
+    """37 tokens that begin like nobody else's."""
+    return [number, *range(20, 56)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def warm(tiny_model: TinyModel) -> AsyncIterator[Cluster]:
+    """Two verifiers and a draft. Each test has prompts and session ids of its own."""
+    target = tiny_model("llama")
+    async with running_cluster(target, target, verifiers=2, draft={"layers": 2}) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cold(tiny_model: TinyModel) -> AsyncIterator[Cluster]:
+    """Which remembers nothing."""
+    async with running_cluster(tiny_model("llama"), verifier={"prefix_cache": False}) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def redis_server(tmp_path: Path) -> AsyncIterator[RedisServer]:
     with RedisServer(tmp_path) as server:
         yield server
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
-async def test_a_turn_computes_what_is_new_and_one_token(tiny_model: TinyModel, drafter: str) -> None:
+async def test_a_turn_computes_what_is_new_and_one_token(warm: Cluster, cold: Cluster, drafter: str) -> None:
     """The answers are those of requests that know of no other turn."""
-    target = tiny_model("llama")
-    async with running_cluster(target, target, draft={"layers": 2}) as warm, running_cluster(target) as cold:
-        history, known = list(PROMPT), 0
-        for number in range(4):
-            answer = await turn(warm.client, history, drafter=drafter)
-            assert answer.token_ids == (await turn(cold.client, history, "", drafter="none")).token_ids
-            # All of the history but its last token, which nothing has run over yet.
-            assert answer.usage.cached_tokens == known
-            known = len(history) + len(answer.token_ids) - 1
-            history += [*answer.token_ids, 7, 8, 9 + number]
+    history, known = prompt({"none": 1, "ngram": 2, "model": 3}[drafter]), 0
+    for number in range(3):
+        answer = await turn(warm.client, history, drafter, drafter=drafter)
+        assert answer.token_ids == (await turn(cold.client, history, "", drafter="none")).token_ids
+        # All of the history but its last token, which nothing has run over yet.
+        assert answer.usage.cached_tokens == known
+        known = len(history) + len(answer.token_ids) - 1
+        history += [*answer.token_ids, 7, 8, 9 + number]
 
 
 async def test_without_a_session_id_the_last_block_is_computed_again(tiny_model: TinyModel) -> None:
     async with running_cluster(tiny_model("llama")) as cluster:
-        first = await turn(cluster.client, PROMPT, "", drafter="none")
-        known = len(PROMPT) + len(first.token_ids) - 1
-        again = await turn(cluster.client, [*PROMPT, *first.token_ids, 7], "", drafter="none")
+        first = await turn(cluster.client, prompt(1), "", drafter="none")
+        known = len(prompt(1)) + len(first.token_ids) - 1
+        again = await turn(cluster.client, [*prompt(1), *first.token_ids, 7], "", drafter="none")
         assert again.usage.cached_tokens == known // BLOCK * BLOCK < known
 
 
-async def test_a_turn_that_goes_another_way_keeps_what_it_shares(tiny_model: TinyModel) -> None:
-    async with running_cluster(tiny_model("llama")) as cluster:
-        first = await turn(cluster.client, PROMPT, drafter="none")
-        edited = [*PROMPT, *first.token_ids[:4], 9, 9, 9]
-        answer = await turn(cluster.client, edited, drafter="none")
-        # Its first 32 tokens are whole blocks; of the last one 9 tokens agree.
-        assert answer.usage.cached_tokens == len(PROMPT) + 4
-        assert answer.token_ids == (await turn(cluster.client, edited, "", drafter="none")).token_ids
-        unrelated = await turn(cluster.client, [*range(200, 240)], drafter="none")
-        assert unrelated.usage.cached_tokens == 0
-        assert (await turn(cluster.client, PROMPT, drafter="none")).token_ids == first.token_ids
+async def test_a_turn_that_goes_another_way_keeps_what_it_shares(warm: Cluster, cold: Cluster) -> None:
+    first = await turn(warm.client, prompt(4), "edited")
+    edited = [*prompt(4), *first.token_ids[:4], 9, 9, 9]
+    answer = await turn(warm.client, edited, "edited")
+    # Its first 32 tokens are whole blocks; of the next one 9 tokens agree.
+    assert answer.usage.cached_tokens == len(prompt(4)) + 4
+    assert answer.token_ids == (await turn(cold.client, edited, "")).token_ids
+    unrelated = await turn(warm.client, prompt(5), "edited")
+    assert unrelated.usage.cached_tokens == 0
+    again = await turn(warm.client, prompt(4), "edited")  # an answer to be given anew
+    assert again.usage.cached_tokens == len(prompt(4)) - 1
+    assert again.token_ids == first.token_ids
 
 
-async def test_a_turn_that_the_client_left_is_kept_too(tiny_model: TinyModel) -> None:
+async def test_a_turn_that_the_client_left_is_kept_too(warm: Cluster) -> None:
     """Case 25: the next turn works, and starts from what was computed."""
-    async with running_cluster(tiny_model("llama")) as cluster:
-        options = OPTIONS | {"session_id": "c", "max_tokens": 400, "drafter": "none"}
-        async with cluster.client.stream(token_ids=PROMPT, **options) as stream:
-            chunks = [await anext(stream) for _ in range(12)]
-        seen = [token for chunk in chunks for token in chunk.token_ids]
-        await until(lambda: cluster.coordinator.generations.admission.running == 0)
-        answer = await turn(cluster.client, [*PROMPT, *seen, 7, 8], drafter="none")
-        assert answer.usage.cached_tokens >= len(PROMPT) + len(seen) - 1
+    options = OPTIONS | {"session_id": "left", "max_tokens": 400, "drafter": "none"}
+    async with warm.client.stream(token_ids=prompt(6), **options) as stream:
+        chunks = [await anext(stream) for _ in range(12)]
+    seen = [token for chunk in chunks for token in chunk.token_ids]
+    await until(lambda: warm.coordinator.generations.admission.running == 0)
+    answer = await turn(warm.client, [*prompt(6), *seen, 7, 8], "left", drafter="none")
+    assert answer.usage.cached_tokens >= len(prompt(6)) + len(seen) - 1
 
 
-async def test_two_turns_at_a_time_are_both_served_and_both_right(tiny_model: TinyModel) -> None:
-    async with running_cluster(tiny_model("llama"), verifiers=2) as cluster:
-        first = await turn(cluster.client, PROMPT, drafter="none")
-        history = [*PROMPT, *first.token_ids, 7]
-        expected = [(await turn(cluster.client, history, "", seed=seed)).token_ids for seed in range(4)]
-        answers = await asyncio.gather(*(turn(cluster.client, history, seed=seed) for seed in range(4)))
-        assert [answer.token_ids for answer in answers] == expected
-        # All of them on the replica that has the history.
-        assert {answer.usage.cached_tokens for answer in answers} == {len(history) - 2}
+async def test_two_turns_at_a_time_are_both_served_and_both_right(warm: Cluster, cold: Cluster) -> None:
+    first = await turn(warm.client, prompt(7), "twice")
+    history = [*prompt(7), *first.token_ids, 7]
+    expected = [(await turn(cold.client, history, "", seed=seed)).token_ids for seed in range(3)]
+    answers = await asyncio.gather(*(turn(warm.client, history, "twice", seed=seed) for seed in range(3)))
+    assert [answer.token_ids for answer in answers] == expected
+    # All of them on the replica that has the history.
+    assert {answer.usage.cached_tokens for answer in answers} == {len(history) - 2}
 
 
-async def test_the_next_turn_finds_its_replica_among_many(tiny_model: TinyModel) -> None:
-    async with running_cluster(tiny_model("llama"), verifiers=3) as cluster:
-        for number in range(6):
-            prompt = [number, *PROMPT]
-            first = await turn(cluster.client, prompt, str(number), drafter="none")
-            async with AsyncExitStack() as stack:  # which now has the most to do
-                busy = cluster.client.stream(
-                    token_ids=prompt, **(OPTIONS | {"session_id": str(number), "max_tokens": 400, "drafter": "none"})
-                )
-                await anext(await stack.enter_async_context(busy))
-                second = await turn(cluster.client, [*prompt, *first.token_ids, 7], str(number), drafter="none")
-            assert second.usage.cached_tokens == len(prompt) + len(first.token_ids) - 1
+async def test_the_next_turn_finds_its_replica_although_that_has_more_to_do(warm: Cluster) -> None:
+    for number in range(10, 13):
+        first = await turn(warm.client, prompt(number), str(number), drafter="none")
+        options = OPTIONS | {"session_id": str(number), "max_tokens": 400, "drafter": "none"}
+        async with warm.client.stream(token_ids=prompt(number), **options) as busy:
+            await anext(busy)
+            second = await turn(warm.client, [*prompt(number), *first.token_ids, 7], str(number), drafter="none")
+        assert second.usage.cached_tokens == len(prompt(number)) + len(first.token_ids) - 1
+
+
+async def test_the_draft_keeps_a_conversation_too(warm: Cluster) -> None:
+    answer = await turn(warm.client, prompt(9), "drafted", drafter="model", max_tokens=30)
+    assert answer.speculation.proposed_tokens > 0
+    draft = warm.drafts[0]._core.engine
+    await until(lambda: not warm.drafts[0]._core.sessions._sessions)
+    history = [*prompt(9), *answer.token_ids]
+    sequence = draft.open([*history, 7], len(history) + 1)
+    try:
+        # But for what it had not been asked to continue, and the blocks alone would be 48 or 64 tokens.
+        assert len(history) - 6 <= len(sequence.cached) < len(history)
+    finally:
+        draft.close(sequence)
+
+
+async def test_a_session_id_is_bounded(warm: Cluster) -> None:
+    with pytest.raises(InvalidArgument, match=r"session_id is .* at most 128 characters long"):
+        await turn(warm.client, prompt(8), "x" * 129)
+    assert len((await turn(warm.client, prompt(8), "spaces: and {braces} ü")).token_ids) == 10
 
 
 async def test_another_coordinator_finds_the_conversation(redis_server: RedisServer, tiny_model: TinyModel) -> None:
@@ -118,24 +153,24 @@ async def test_another_coordinator_finds_the_conversation(redis_server: RedisSer
             await until(
                 lambda parts=parts: {link.address for link in parts.replicas.verifiers if link.ready} == addresses
             )  # type: ignore[misc]
-        for number in range(4):  # on whichever of the two
-            history = [number, *PROMPT]
+        for number in range(3):  # on whichever of the two
+            history = prompt(number)
             for each in (client, other, client):
                 answer = await turn(each, history, f"holiday {number}", drafter="none")
-                assert answer.usage.cached_tokens == (0 if len(history) == len(PROMPT) + 1 else len(history) - 2)
+                assert answer.usage.cached_tokens == (0 if len(history) == len(prompt(0)) else len(history) - 2)
                 history += [*answer.token_ids, 7]
         keys = await fleet.run("return redis.call('KEYS', '{outrider}:binding:*')")
-        assert len(keys) == 4  # no running session is left
+        assert len(keys) == 3  # no running session is left
         assert not any("holiday" in key for key in keys)
 
 
 async def test_a_conversation_outlives_its_replica(tiny_model: TinyModel) -> None:
     async with running_cluster(tiny_model("llama"), verifiers=2) as cluster:
-        first = await turn(cluster.client, PROMPT, drafter="none")
+        first = await turn(cluster.client, prompt(1), drafter="none")
         kept = [replica._core.engine._pool.leased > 0 for replica in cluster.verifiers]  # type: ignore[attr-defined]
         assert kept.count(True) == 1
         await cluster.verifiers[kept.index(True)].stop()
-        history = [*PROMPT, *first.token_ids, 7]
+        history = [*prompt(1), *first.token_ids, 7]
         cold = await turn(cluster.client, history, drafter="none")
         assert cold.usage.cached_tokens == 0
         warm = await turn(cluster.client, [*history, *cold.token_ids, 7], drafter="none")
@@ -150,8 +185,8 @@ async def test_tenants_have_conversations_of_their_own(tiny_model: TinyModel, tm
         AsyncClient(cluster.address, api_key="alice") as alice,
         AsyncClient(cluster.address, api_key="bob") as bob,
     ):
-        first = await turn(alice, PROMPT, drafter="none")
-        history = [*PROMPT, *first.token_ids, 7]
+        first = await turn(alice, prompt(1), drafter="none")
+        history = [*prompt(1), *first.token_ids, 7]
         theirs = await turn(bob, history, drafter="none")  # the same id and the same words
         assert theirs.usage.cached_tokens == 0
         assert (await turn(alice, history, drafter="none")).usage.cached_tokens == len(history) - 2
@@ -168,9 +203,9 @@ async def test_idle_conversations_give_way_before_anybody_is_refused_and_after_o
     tiny_model: TinyModel,
 ) -> None:
     async with running_cluster(tiny_model("llama"), verifier={"kv_tokens": 256}) as cluster:
-        first = await turn(cluster.client, PROMPT, drafter="none")
-        history = [*PROMPT, *first.token_ids, 7]
-        await fill(cluster, 512)
+        first = await turn(cluster.client, prompt(1), drafter="none")
+        history = [*prompt(1), *first.token_ids, 7]
+        await fill(cluster, 384)
         assert (await turn(cluster.client, history, drafter="none")).usage.cached_tokens == len(history) - 2
         whole = await turn(cluster.client, [*range(200, 240)], "", drafter="none", max_tokens=216)
         assert len(whole.token_ids) == 216  # all of the memory
@@ -179,14 +214,7 @@ async def test_idle_conversations_give_way_before_anybody_is_refused_and_after_o
 
 async def test_a_lease_of_0_s_keeps_nothing_apart(tiny_model: TinyModel) -> None:
     async with running_cluster(tiny_model("llama"), verifier={"kv_tokens": 256}, conversation_lease_s=0) as cluster:
-        first = await turn(cluster.client, PROMPT, drafter="none")
-        await fill(cluster, 512)
-        again = await turn(cluster.client, [*PROMPT, *first.token_ids, 7], drafter="none")
+        first = await turn(cluster.client, prompt(1), drafter="none")
+        await fill(cluster, 384)
+        again = await turn(cluster.client, [*prompt(1), *first.token_ids, 7], drafter="none")
         assert again.usage.cached_tokens == 0
-
-
-async def test_a_session_id_is_bounded(tiny_model: TinyModel) -> None:
-    async with running_cluster(tiny_model("llama")) as cluster:
-        with pytest.raises(InvalidArgument, match=r"session_id is .* at most 128 characters long"):
-            await turn(cluster.client, PROMPT, "x" * 129)
-        assert len((await turn(cluster.client, PROMPT, "spaces: and {braces} ü")).token_ids) == 10
