@@ -173,8 +173,9 @@ class Replicas:
         leave_if_idle(link, self._on_drafts)
         if placement is not None and keep_s > 0 and link.welcome is not None:
             incarnation = link.welcome.incarnation
-            made = await self._store.bind(placement.name, link.address, incarnation, instead_of=placement.found)
-            await self._store.release(placement.name, made, keep_s=keep_s)
+            stands = await self._store.bind(placement.name, link.address, incarnation, instead_of=placement.found)
+            if stands.owner == self._name:
+                await self._store.release(placement.name, stands, keep_s=keep_s)
 
     def _choose(
         self,
