@@ -119,8 +119,12 @@ class LookAhead:
             )
         return OutcomeCache(base, in_flight, ((f.node, f.next_token, f.proposal) for f in reply.foreseen))
 
-    def _still_open(self, in_flight: TokenTree, foreseen: Sequence[Foreseen]) -> list[Foreseen]:
+    def _still_open(self, in_flight: TokenTree, foreseen: Sequence[Foreseen]) -> Sequence[Foreseen]:
         """The outcomes that do not end the answer, with proposals no longer than what remains of it."""
+        latest = in_flight.depth + 1
+        longest, most = self._session.draft_budget_after(latest), self._session.node_budget_after(latest)
+        if longest and all(each.proposal.tree.depth <= longest and len(each.proposal) <= most for each in foreseen):
+            return foreseen  # the end is far away, as it mostly is
         kept = []
         for each in foreseen:
             count = len(in_flight.path(each.node)) + 1

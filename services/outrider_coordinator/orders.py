@@ -27,6 +27,7 @@ class Orders:
         self._outcomes = OutcomeCache(0, NO_PROPOSAL.tree, ())
         self._plainly = False
         self._expected: list[Key] = []
+        self._promised: tuple[int, Proposal | None] = 0, None  # what was found last, and for how many committed tokens
 
     def give(self, base: int, in_flight: TokenTree, foreseen: Sequence[Foreseen], *, plainly: bool) -> int:
         """Tell the verifier what to begin when the round of `in_flight` after `base` tokens has ended; bytes sent."""
@@ -45,7 +46,15 @@ class Orders:
 
     def promised(self, committed: Sequence[int]) -> Proposal | None:
         """The proposal that the verifier checks after `committed` by itself; None: it waits to be told."""
-        lookup = self._outcomes.find(committed) if self._base else None
+        if not self._base:
+            return None
+        # Tokens are only ever added, so their number says which they are: each round asks twice.
+        if self._promised[0] != len(committed):
+            self._promised = len(committed), self._find(committed)
+        return self._promised[1]
+
+    def _find(self, committed: Sequence[int]) -> Proposal | None:
+        lookup = self._outcomes.find(committed)
         if lookup is None:
             return None
         if lookup.proposal is not None:
@@ -57,4 +66,4 @@ class Orders:
         for key in self._expected:
             if key != kept:
                 self._link.forget(key)
-        self._base, self._expected = 0, []
+        self._base, self._expected, self._promised = 0, [], (0, None)

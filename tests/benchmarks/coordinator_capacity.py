@@ -2,18 +2,24 @@
 
     python -m tests.benchmarks.coordinator_capacity [--sessions 1000] [--seconds 60] [--step-ms 100] [--drafter none]
 
-Replicas are simulated (tests/benchmarks/simulated); every session streams to a client of its own on one connection. All
-four processes share this machine's cores, so the figures are a lower bound of the coordinator's. What a round takes
-beyond the verifier's step is Outrider's own; the coordinator's CPU time and memory are read from /proc.
+Replicas are simulated (tests/benchmarks/simulated); every session streams to a client of its own on one connection. The
+coordinator, the load generator and both replicas share this machine's cores with whatever else runs, so the tokens a
+second are what was seen, not what the coordinator can do. What it can do is told by its own processor time, read from
+/proc: `tokens_per_cpu_second`, of all its threads. One process runs Python on one core at a time, and gRPC's threads
+beside it: `main_thread_cpu_ms_per_round` says where a single process ends. A busy machine raises these times as well
+(shared caches and hyperthreads), so they too are upper bounds. What a round takes beyond the verifier's step is added
+latency, the waiting for a core included.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import statistics
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from outrider.client import AsyncClient
@@ -23,6 +29,9 @@ from tests.benchmarks.simulated.cluster import simulated_cluster
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+SAMPLE_EVERY_S = 10.0
+KEPT_GAPS = 5_000
+"""Of the added latencies so many are written down, evenly taken; the percentiles are of all."""
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "ignore_eos": True, "max_tokens": 1_000_000}
 
 
@@ -36,23 +45,27 @@ def main() -> None:
     parser.add_argument("--acceptance", type=float, default=0.8)
     parser.add_argument("--draft-tokens", type=int, default=4)
     parser.add_argument("--drafter", default="model", choices=["none", "model"])
+    parser.add_argument("--look-ahead", default="off", choices=["off", "auto"])
     parser.add_argument("--name", default="coordinator_capacity")
     arguments = parser.parse_args()
     verifier = ["--step-ms", arguments.step_ms, "--acceptance", arguments.acceptance]
     draft = ["--step-ms", arguments.draft_ms, "--acceptance", arguments.acceptance]
-    flags = ["--max-sessions", arguments.sessions, "--max-draft-tokens", arguments.draft_tokens, "--fixed-length"]
+    flags = ["--max-draft-tokens", arguments.draft_tokens, "--fixed-length", "--look-ahead", arguments.look_ahead]
+    flags += ["--max-sessions", arguments.sessions, "--max-streams", arguments.sessions]
+    # A simulated draft that waits for a core is late, and sessions would go on without it: that is not measured here.
+    flags += ["--draft-timeout-s", 60]
     with simulated_cluster(verifier, draft, flags) as (address, process):
         result: dict[str, Any] = {}
         run_event_loop(measure(address, process.pid, arguments, result))
     path = save(arguments.name, {"seed": 0, "simulated": True, "options": vars(arguments), **result})
     print(path)
-    print({key: value for key, value in result.items() if key != "memory_mb"})
-    print("memory, MB:", [round(value) for value in result["memory_mb"]])
+    print({key: value for key, value in result.items() if key not in ("samples", "added_ms_samples")})
+    print("memory, MB:", [round(sample["memory_mb"]) for sample in result["samples"]])
 
 
 async def measure(address: str, pid: int, arguments: argparse.Namespace, result: dict[str, Any]) -> None:
     """Streams from all sessions at once; counts what comes in between warm-up and end."""
-    counting, tokens, gaps = asyncio.Event(), [0, 0], []
+    counts, gaps = Counts(), []
 
     async def one(seed: int) -> None:
         last = 0.0
@@ -60,43 +73,69 @@ async def measure(address: str, pid: int, arguments: argparse.Namespace, result:
         async with client.stream(token_ids=[5, 6, 7], **options) as stream:
             async for chunk in stream:
                 now = time.perf_counter()
-                if counting.is_set():
-                    tokens[0] += len(chunk.token_ids)
-                    tokens[1] += 1
-                    gaps.append((now - last) * 1e3)
+                counts.tokens += len(chunk.token_ids)
+                counts.rounds += 1
+                if last > started:
+                    gaps.append((now - last) * 1e3 - arguments.step_ms)
                 last = now
 
+    started = math.inf
     async with AsyncClient(address) as client:
         tasks = [asyncio.create_task(one(seed)) for seed in range(arguments.sessions)]
         await asyncio.sleep(max(10.0, arguments.sessions / 50))
-        counting.set()
-        started, cpu = time.perf_counter(), cpu_seconds(pid)
-        memory = [resident_mb(pid)]
-        while (left := arguments.seconds - (time.perf_counter() - started)) > 0:
-            await asyncio.sleep(min(left, arguments.seconds / 10))
-            memory.append(resident_mb(pid))
-        seconds, cpu = time.perf_counter() - started, cpu_seconds(pid) - cpu
-        counting.clear()
+        started = time.perf_counter()
+        samples = [sample(pid, started, counts)]
+        while samples[-1]["s"] < arguments.seconds:
+            await asyncio.sleep(min(SAMPLE_EVERY_S, arguments.seconds - samples[-1]["s"]))
+            samples.append(sample(pid, started, counts))
         for task in tasks:
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
     failures = [repr(each) for each in ended if not isinstance(each, asyncio.CancelledError)]
-    above = [gap - arguments.step_ms for gap in gaps]
+    first, last = samples[0], samples[-1]
+    seconds, tokens, rounds, cpu, main_cpu = (
+        last[name] - first[name] for name in ("s", "tokens", "rounds", "cpu_s", "main_thread_cpu_s")
+    )
     result |= {
         "seconds": seconds,
-        "tokens_per_second": tokens[0] / seconds,
-        "rounds_per_second": tokens[1] / seconds,
+        "tokens_per_second": tokens / seconds,
+        "rounds_per_second": rounds / seconds,
+        "tokens_per_round": tokens / rounds,
         "coordinator_cpu_share": cpu / seconds,
-        "coordinator_cpu_ms_per_round": cpu / max(tokens[1], 1) * 1e3,
-        "added_ms": {"p50": statistics.median(above), "p99": statistics.quantiles(above, n=100)[-1]},
+        "coordinator_cpu_ms_per_round": cpu / rounds * 1e3,
+        "main_thread_cpu_ms_per_round": main_cpu / rounds * 1e3,
+        "coordinator_cpu_ms_per_token": cpu / tokens * 1e3,
+        "tokens_per_cpu_second": tokens / cpu,
+        "added_ms": {"p50": statistics.median(gaps), "p99": statistics.quantiles(gaps, n=100)[-1]},
         "failures": failures[:10],
-        "memory_mb": memory,
+        "samples": samples,
+        "added_ms_samples": [round(gap, 1) for gap in gaps[:: max(1, len(gaps) // KEPT_GAPS)]],
     }
 
 
-def cpu_seconds(pid: int) -> float:
-    """Processor time of a process, all threads."""
-    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+@dataclass(slots=True)
+class Counts:
+    """What the clients got so far."""
+
+    tokens: int = 0
+    rounds: int = 0
+
+
+def sample(pid: int, started: float, counts: Counts) -> dict[str, float]:
+    """Everything at one moment, in seconds, tokens, rounds and MB since the start of each."""
+    return {
+        "s": time.perf_counter() - started,
+        "tokens": counts.tokens,
+        "rounds": counts.rounds,
+        "cpu_s": cpu_seconds(f"/proc/{pid}/stat"),
+        "main_thread_cpu_s": cpu_seconds(f"/proc/{pid}/task/{pid}/stat"),
+        "memory_mb": resident_mb(pid),
+    }
+
+
+def cpu_seconds(path: str) -> float:
+    """Processor time of a process, all threads, or of one thread: what its stat file says."""
+    with open(path, encoding="ascii") as file:
         fields = file.read().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
