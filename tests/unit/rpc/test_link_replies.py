@@ -1,0 +1,126 @@
+"""What a link does with replies: those that come early, late, twice, broken, or never."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from outrider.acceptance.proposal import NO_PROPOSAL, Verdict
+from outrider.errors import DeadlineExceeded, InternalError, Unavailable
+from outrider.protocol.items import Failed, FailureCode, Key, Verified, VerifierReply, VerifierRequest, Verify
+from outrider.rpc import codec
+from outrider.rpc.convert import verifier_reply_to_proto
+from outrider.rpc.replica_link import ItemError, ReplicaLink
+from outrider.v1 import model_pb2_grpc, replica_pb2, verifier_pb2
+
+Link = ReplicaLink[VerifierRequest, VerifierReply]
+KEY = Key(1, 2, 3)
+ITEM = Verify(KEY, 2, (7,), NO_PROPOSAL)
+REPLY = Verified(KEY, Verdict((5,)))
+
+
+async def pair(model: object, stub: model_pb2_grpc.ModelServiceAsyncStub) -> int:
+    """Nothing is ever connected here."""
+    raise AssertionError
+
+
+@pytest.fixture
+async def link() -> Link:
+    """A link whose stream is up, without anybody at its other end."""
+    link: Link = ReplicaLink(codec.VERIFIER, "nowhere:1", pair=pair, coordinator="test")
+    link._up.set()
+    return link
+
+
+def arrive(link: Link, reply: VerifierReply) -> None:
+    """The reply comes over the wire."""
+    link._take(verifier_reply_to_proto(reply))
+
+
+async def test_a_reply_that_comes_before_it_is_asked_for_is_kept(link: Link) -> None:
+    link.expect(KEY)
+    arrive(link, REPLY)
+    assert (await link.receive(KEY, 1.0)).reply == REPLY
+    assert not link._pending
+
+
+async def test_a_reply_wakes_whoever_waits(link: Link) -> None:
+    call = asyncio.create_task(link.call(ITEM, 60.0))
+    await asyncio.sleep(0)
+    arrive(link, REPLY)
+    exchange = await asyncio.wait_for(call, 5.0)
+    assert exchange.reply == REPLY
+    assert exchange.wire_bytes == len(codec.VERIFIER.item_to_proto(ITEM).SerializeToString()) + len(
+        codec.VERIFIER.reply_to_proto(REPLY).SerializeToString()
+    )
+
+
+async def test_only_the_first_reply_counts(link: Link) -> None:
+    link.expect(KEY)
+    arrive(link, REPLY)
+    arrive(link, Failed(KEY, FailureCode.INTERNAL, "too late"))
+    assert (await link.receive(KEY, 1.0)).reply == REPLY
+
+
+async def test_a_reply_that_never_comes_ends_the_wait(link: Link) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"nowhere:1 did not answer within 0\.01 s"):
+        await link.call(ITEM, 0.01)
+    arrive(link, REPLY)  # nobody waits any more
+    assert not link._pending
+
+
+async def test_a_cancelled_wait_leaves_nothing_behind(link: Link) -> None:
+    call = asyncio.create_task(link.call(ITEM, 60.0))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert not link._pending
+
+
+async def test_a_refused_item_raises_its_code(link: Link) -> None:
+    link.expect(KEY)
+    arrive(link, Failed(KEY, FailureCode.BASE_LENGTH, "no"))
+    with pytest.raises(ItemError) as raised:
+        await link.receive(KEY, 1.0)
+    assert (raised.value.code, raised.value.message) == (FailureCode.BASE_LENGTH, "no")
+
+
+async def test_a_broken_reply_is_the_error_of_its_session_alone(link: Link) -> None:
+    other = Key(2, 2, 3)
+    link.expect(KEY)
+    link.expect(other)
+    link._take(verifier_pb2.VerifierReply(session=1, epoch=2, base_length=3))  # without an event
+    arrive(link, Verified(other, Verdict((5,))))
+    with pytest.raises(InternalError, match="no known event"):
+        await link.receive(KEY, 1.0)
+    assert (await link.receive(other, 1.0)).reply.key == other
+
+
+async def test_a_lost_stream_fails_those_who_wait_and_those_who_will(
+    link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits = asyncio.create_task(link.call(ITEM, 60.0))
+    later, never = Key(1, 2, 4), Key(1, 2, 5)
+    link.expect(later)
+    link.expect(never)
+    await asyncio.sleep(0)
+    link._go_down(Unavailable("gone"))
+    for each in (waits, asyncio.create_task(link.receive(later, 1.0))):
+        with pytest.raises(Unavailable, match="nowhere:1 was lost: gone"):
+            await asyncio.wait_for(each, 5.0)
+    link.forget(never)
+    gc.collect()
+    assert not link._pending
+    assert not caplog.records  # asyncio complains of failures that nobody asks for
+
+
+async def test_frames_carry_their_items_in_order() -> None:
+    wires = [codec.VERIFIER.item_to_proto(Verify(Key(n, 1, 1), 1, (), NO_PROPOSAL)) for n in range(3)]
+    frame = verifier_pb2.VerifyRequest.FromString(codec.VERIFIER.items_frame(wires).SerializeToString())
+    assert frame.WhichOneof("body") == "items"
+    assert [item.session for item in frame.items.items] == [0, 1, 2]
+    hello = codec.VERIFIER.hello_frame(replica_pb2.Hello(protocol_version=1))
+    assert hello.WhichOneof("body") == "hello"
