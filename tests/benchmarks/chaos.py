@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import dataclasses
 import logging
+import os
 import sys
 import tempfile
 from collections import Counter
@@ -65,6 +66,7 @@ def record(outcome: Outcome, seed: int) -> dict[str, Any]:
     tally = outcome.tally
     return {
         "seed": seed,
+        "load_average": os.getloadavg(),  # this machine's, at the end: what else ran took its share
         "seconds": {name: round(value, 1) for name, value in outcome.seconds.items()},
         "faults": len(outcome.faults),
         "faults_by_kind": count_faults(outcome.faults),

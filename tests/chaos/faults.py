@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 from tests.chaos.fleet import CONTINUE, KILL, STOP, TERMINATE, Fleet, Machine
@@ -13,6 +13,9 @@ from tests.chaos.network import HERE
 from tests.chaos.plan import Fault, Kind
 
 AT_A_TIME = 10
+AHEAD = 0.05
+"""Share of the faults that may be ahead of the requests."""
+
 DRAIN_S = 20.0
 """A service that got SIGTERM has ended by then: its grace and a busy machine."""
 
@@ -27,11 +30,17 @@ class Tormentor:
         self.done: list[Fault] = []
         self.findings: list[str] = []
 
-    async def run(self, faults: Sequence[Fault], began: float) -> None:
-        """All faults, at their times after `began` (time.monotonic seconds)."""
+    async def run(self, faults: Sequence[Fault], began: float, progress: Callable[[], float]) -> None:
+        """All faults, at their times after `began` (time.monotonic seconds).
+
+        Where the requests, of which `progress` says the share that has begun, fall behind their times on a busy
+        machine, the faults wait for them: they are meant for all requests.
+        """
         async with asyncio.TaskGroup() as tasks:
-            for fault in faults:
+            for number, fault in enumerate(faults):
                 await asyncio.sleep(max(0.0, began + fault.at_s - time.monotonic()))
+                while progress() < number / len(faults) - AHEAD:  # noqa: ASYNC110 (requests begin one by one)
+                    await asyncio.sleep(0.05)
                 await self._places.acquire()
                 tasks.create_task(self._suffer(fault))
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.chaos.clients import Clients, Tally
 from tests.chaos.faults import Tormentor
 from tests.chaos.fleet import PORT, Fleet, Machine
 from tests.chaos.network import Network
-from tests.chaos.plan import Asked, Fault, Manner, draw_faults, draw_requests
+from tests.chaos.plan import Asked, Fault, draw_faults, draw_requests
 from tests.tiny_models import save_model
 
 REPLICA = ["--dtype", "float32", "--device", "cpu", "--threads", "1", "--kv-tokens", "4096", "--grace-s", "3"]
@@ -107,7 +108,8 @@ async def _run(fleet: Fleet, outcome: Outcome, say: Callable[[str], None]) -> No
     outcome.tally = clients.tally
     watch = asyncio.create_task(_watch(fleet, outcome, tormentor, say, began))
     try:
-        await asyncio.gather(tormentor.run(outcome.faults, began), _ask_all(clients, outcome.asked, began))
+        begun = partial(_share_begun, outcome)
+        await asyncio.gather(tormentor.run(outcome.faults, began, begun), _ask_all(clients, outcome.asked, began))
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
@@ -132,6 +134,10 @@ async def _run(fleet: Fleet, outcome: Outcome, say: Callable[[str], None]) -> No
         outcome.after = _inspect(fleet)
     outcome.findings += _grown(outcome)
     outcome.starts = {machine.name: machine.starts for machine in fleet.machines.values()}
+
+
+def _share_begun(outcome: Outcome) -> float:
+    return outcome.tally.begun / len(outcome.asked)
 
 
 async def _undisturbed(addresses: Sequence[str], asked: Sequence[Asked]) -> list[Completion | None]:
@@ -263,8 +269,3 @@ def _errors_logged(fleet: Fleet) -> Counter[str]:
             if line[8:11] == " E " or line.startswith(("Traceback", "Fatal", "RuntimeError")):
                 counts[f"{machine.role}: {line[9:120]}"] += 1
     return counts
-
-
-def plain_manners(asked: Sequence[Asked]) -> dict[str, int]:
-    """How many clients behave in each way."""
-    return dict(Counter(str(each.manner) for each in asked if each.manner in Manner))
