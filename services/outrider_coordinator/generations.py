@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from outrider.acceptance.control import DraftControl, Policy
 from outrider.acceptance.costs import RoundCosts
+from outrider.acceptance.node_budget import NodeBudget
 from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.siblings import SiblingPool
@@ -84,6 +85,7 @@ class Generations:
         self._closed = False
         self.costs = RoundCosts()
         self.siblings = SiblingPool()
+        self.nodes = NodeBudget()
         self.recorder: Recorder | None = None
         self.room = Room()
         self.admission = Admission(
@@ -178,7 +180,7 @@ class Generations:
             always_siblings=trees is TreeMode.ON,
         )
         kinds = {wanted.drafter} if wanted.drafter is not DrafterKind.AUTO else {DrafterKind.NGRAM, DrafterKind.MODEL}
-        control = DraftControl(self.costs, policy, self.siblings)
+        control = DraftControl(self.costs, policy, self.siblings, self.nodes)
         look_ahead: LookAhead | None = None
         drafters: dict[Source, Drafter] = {}
         if DrafterKind.NGRAM in kinds:

@@ -13,7 +13,7 @@ from operator import mul
 from outrider.acceptance.costs import CostTable
 from outrider.acceptance.estimate import MOST
 from outrider.acceptance.proposal import Source
-from outrider.acceptance.shape import Gains, gains, leaves, siblings
+from outrider.acceptance.shape import Gains, gains, leaf_gains, siblings
 from outrider.acceptance.window import AcceptanceWindow
 
 BEGIN_MARGIN = 0.05
@@ -58,9 +58,9 @@ class Beside:
     nodes: int
     always: bool = False
 
-    def leaves(self, table: Gains, length: int) -> list[tuple[float, int]]:
-        """The siblings that a chain of `length` may have, as `shape.leaves` gives them."""
-        return leaves(table, length)[: max(0, min(self.most, self.nodes - length))]
+    def room(self, length: int) -> int:
+        """Most siblings of a chain of `length`."""
+        return max(0, min(self.most, self.nodes - length))
 
 
 NOTHING_BESIDE: Mapping[Source, Beside] = {}
@@ -72,27 +72,32 @@ def choose(
     window: AcceptanceWindow,
     previous: Choice | None = None,
     beside: Mapping[Source, Beside] = NOTHING_BESIDE,
+    price: float = 0.0,
 ) -> Choice:
     """The fastest choice, or one that is nearly as fast and spares a change from `previous`, a chain.
 
     `chances` has, for each source that can propose now, the chance of every token that it may propose, each given the
-    ones before it. `beside`: for the sources that can propose trees.
+    ones before it. `beside`: for the sources that can propose trees. `price`: what a token must be expected to bring,
+    since others of the same step would bring as much (`NodeBudget`).
     """
     rates = {PLAIN: rate(costs, PLAIN)}
-    more_of: dict[Choice, tuple[int, ...]] = {}
+    counts: dict[Choice, int] = {}  # of the siblings
+    tables: dict[Source, Gains] = {}
     margin = BEGIN_MARGIN if previous == PLAIN else STAY_MARGIN
     enough = (1.0 + margin) * rates[PLAIN]
     for source, each in chances.items():
         expected = expected_accepted(each)
         more = beside.get(source)
-        table = gains(each, more.others) if more else ()
-        for length in range(1, len(each) + 1):
+        tables[source] = table = gains(each, more.others if more else ())
+        for length, (gain, *_) in enumerate(table, start=1):
+            if gain <= price:
+                break
             # One token is always affordable: what comes of it is for the window to judge.
             if length == 1 or window.bears(length, expected[length - 1], best=expected[0]):
                 choice = Choice(source, length)
                 rates[choice] = rate(costs, choice, expected[length - 1])
                 if more:
-                    more_of[choice], rates[choice] = with_siblings(costs, choice, table, more)
+                    counts[choice], rates[choice] = with_siblings(costs, choice, table, more, price)
     best = max(rates, key=rates.__getitem__)
     if rates[best] < enough:
         return PLAIN
@@ -100,25 +105,28 @@ def choose(
         kept = rates.get(previous, 0.0)
         if kept >= enough and rates[best] <= (1.0 + CHANGE_MARGIN) * kept:
             best = previous
-    return replace(best, siblings=more_of[best]) if more_of.get(best) else best
+    if not counts.get(best):
+        return best
+    return replace(best, siblings=siblings(counts[best], tables[best.source], best.length))
 
 
-def with_siblings(costs: CostTable, chain: Choice, table: Gains, more: Beside) -> tuple[tuple[int, ...], float]:
-    """The siblings that make a chain fastest, by depth, and how fast in tokens per millisecond.
+def with_siblings(costs: CostTable, chain: Choice, table: Gains, more: Beside, price: float = 0.0) -> tuple[int, float]:
+    """How many siblings make a chain fastest, and how fast in tokens per millisecond.
 
     Their number is decided by what the target takes for as many nodes; drafting them takes no time.
     """
     length = chain.length
     accepted = sum(row[0] for row in table[:length])
     best, best_count = rate(costs, chain, accepted), 0
-    found = more.leaves(table, length)
     drafting = costs.round_ms(chain.source, length) - costs.verify_ms[length]
-    for count, (gain, _) in enumerate(found, start=1):
+    for count, gain in enumerate(leaf_gains(table, length)[: more.room(length)], start=1):
+        if gain <= price:
+            break
         accepted += gain
         speed = (1.0 + accepted) / (costs.verify_ms[length + count] + drafting)
         if more.always or speed > best:
             best, best_count = speed, count
-    return siblings(found[:best_count]), best
+    return best_count, best
 
 
 def rate(costs: CostTable, choice: Choice, accepted: float = 0.0) -> float:

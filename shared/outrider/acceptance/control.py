@@ -23,9 +23,10 @@ from outrider.acceptance.choice import (
 )
 from outrider.acceptance.costs import CostTable, RoundCosts
 from outrider.acceptance.estimate import MODEL_PRIOR, NGRAM_PRIOR, AcceptanceEstimate
+from outrider.acceptance.node_budget import NodeBudget
 from outrider.acceptance.probes import RETURN, Probes
 from outrider.acceptance.proposal import Source
-from outrider.acceptance.shape import expected, gains, siblings, widths_of
+from outrider.acceptance.shape import Gains, expected, gains, siblings, widths_of
 from outrider.acceptance.siblings import SiblingEstimate, SiblingPool
 from outrider.acceptance.tree import TokenTree
 from outrider.acceptance.window import AcceptanceWindow
@@ -64,14 +65,24 @@ class Round:
 class DraftControl:
     """One session's choices, round by round: `decide`, then `record` what came of it."""
 
-    def __init__(self, costs: RoundCosts, policy: Policy, pool: SiblingPool | None = None) -> None:
-        """`costs` and `pool` are shared by all sessions of the coordinator."""
+    def __init__(
+        self,
+        costs: RoundCosts,
+        policy: Policy,
+        pool: SiblingPool | None = None,
+        budget: NodeBudget | None = None,
+    ) -> None:
+        """`costs`, `pool` and `budget` are shared by all sessions of the coordinator, if there are several."""
         self.fallback_reason = ""  # why speculation was last given up
         self._costs = costs
         self._policy = policy
         self._window = AcceptanceWindow(policy.fallback_window, policy.fallback_acceptance)
         self._estimates = {source: AcceptanceEstimate(prior) for source, prior in PRIORS.items()}
         self._siblings = SiblingEstimate(pool or SiblingPool())
+        self._budget = NodeBudget() if budget is None else budget
+        self._budget.join(self)
+        self._began = 0  # the moment at which the round in progress did, as the budget counts
+        self._longest = 0  # most tokens that the round in progress might have proposed
         self._probes = {source: Probes() for source in PRIORS}
         self._fallen = False
         self._levels: Mapping[Source, int] = {}  # of the round in progress
@@ -86,7 +97,8 @@ class DraftControl:
         `at_hand`: so many tokens of the model were drafted ahead and cost nothing any more; 0: none were.
         """
         self._levels = levels
-        self._nodes = nodes
+        self._nodes, self._longest = nodes, longest
+        self._costs.at_load(len(self._budget))
         self._choice = self._decide(longest, min(at_hand, longest)) if levels and longest > 0 else PLAIN
         return self._choice
 
@@ -143,6 +155,25 @@ class DraftControl:
         best = max(rates)
         return rates.index(best) + 1 if best >= (1.0 + STAY_MARGIN) * rate(costs, PLAIN) else 0
 
+    def demand(self) -> Gains:
+        """What the last round's proposal could have had at most, of the better source; see `NodeBudget`."""
+        tables = [
+            gains(
+                self._estimates[source].chances(level, self._longest),
+                self._siblings.chances if source is Source.MODEL and self._policy.max_siblings else (),
+            )
+            for source, level in self._levels.items()
+        ]
+        return max(tables, key=lambda table: sum(row[0] for row in table), default=())
+
+    def begin(self, nodes: int) -> None:
+        """The round decided for, of so many proposed tokens, is on its way to the verifier."""
+        self._began = self._budget.begin(self, nodes)
+
+    def close(self) -> None:
+        """The session has ended."""
+        self._budget.leave(self)
+
     def siblings_ahead(self, length: int, nodes: int = MAX_NODES) -> tuple[int, ...]:
         """The siblings of proposals of `length` that are drafted ahead, `nodes` with them at most; see `Choice`."""
         if self._policy.always_siblings:
@@ -152,7 +183,9 @@ class DraftControl:
         more, chances = self._beside(nodes), self._estimates[Source.MODEL].chances(1, length)
         costs = self._costs.table(length + self._policy.max_siblings)
         hidden = replace(costs, draft_ms=(0.0,) * len(costs.draft_ms))
-        return with_siblings(hidden, Choice(Source.MODEL, length), gains(chances, more.others), more)[0]
+        table = gains(chances, more.others)
+        count, _ = with_siblings(hidden, Choice(Source.MODEL, length), table, more, self._budget.price)
+        return siblings(count, table, length)
 
     def in_flight(self, tree: TokenTree) -> tuple[float, ...]:
         """The chance that each token of the last choice's proposal stands, given that the one it follows does."""
@@ -173,6 +206,7 @@ class DraftControl:
     def record(self, result: Round) -> bool:
         """Take in what came of the last choice. True if it made the request fall back to plain decoding."""
         source = self._choice.source if result.proposed else Source.NONE
+        self._budget.end(self, self._began, result.verify_ms, result.propose_ms)
         if result.verify_ms is not None:
             self._costs.observe_verify(result.proposed + result.beside, result.verify_ms)
         if source is Source.MODEL and result.propose_ms is not None:
@@ -218,7 +252,7 @@ class DraftControl:
 
     def _choose(self, costs: CostTable, chances: Mapping[Source, Sequence[float]]) -> Choice:
         beside = {Source.MODEL: self._beside(self._nodes)} if self._policy.max_siblings else NOTHING_BESIDE
-        return choose(costs, chances, self._window, self._previous, beside)
+        return choose(costs, chances, self._window, self._previous, beside, self._budget.price)
 
     def _beside(self, nodes: int) -> Beside:
         return Beside(self._siblings.chances, self._policy.max_siblings, nodes, self._policy.always_siblings)
@@ -232,8 +266,8 @@ class DraftControl:
         if not self._policy.always_siblings or choice.source is not Source.MODEL:
             return choice
         more, chances = self._beside(nodes), self._estimates[Source.MODEL].chances(1, choice.length)
-        found = more.leaves(gains(chances, more.others), choice.length)
-        return replace(choice, siblings=siblings(found))
+        table, count = gains(chances, more.others), more.room(choice.length)
+        return replace(choice, siblings=siblings(count, table, choice.length))
 
     def _probe(self, costs: CostTable, longest: int, choice: Choice, best_rate: float) -> Choice | None:
         """One token of a source that was passed over, if its turn has come, to see whether things have changed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from outrider.acceptance.curve import ENOUGH, TimeCurve
@@ -17,6 +18,8 @@ HIT_MEMORY = 0.98
 """What a look into an outcome cache is worth after each later one."""
 HIT_PRIOR, HIT_WEIGHT = 0.7, 10.0
 """The hit rate before anything is known, and how many looks that is worth."""
+LOAD_STEP = 0.7
+"""How far, in powers of two, the number of sessions must be from the one that a curve stands for to take another."""
 LONGEST_LESSON = 8
 """Longest guess, in tokens, that is made only to learn its time."""
 
@@ -42,28 +45,46 @@ class CostTable:
         return self.verify_ms[length + beside] + (self.draft_ms[length] if source is Source.MODEL else 0.0)
 
 
+class _AtLoad:
+    """What was learned with about so many sessions, and when; `Source` as in `RoundCosts.known`."""
+
+    def __init__(self) -> None:
+        self.verify = TimeCurve()
+        self.last = dict.fromkeys(Source, 0)  # the observed round in which each was last seen
+        self.times = dict.fromkeys(Source, 0)  # how often each was seen since it was new or old
+        self.learned: set[Source] = set()
+
+
 class RoundCosts:
     """One for all sessions of a coordinator: they share its replicas and its network.
+
+    What more tokens cost depends on how many sessions propose them in one step, not only how long everything takes. So
+    there is a curve for each power of two of sessions; a load that was never seen is learned anew.
 
     A session's first round, which holds its prefill, must not be observed; nor a draft that has first to catch up.
     """
 
     def __init__(self) -> None:
-        self._verify = TimeCurve()
+        self._loads = {0: _AtLoad()}  # by the logarithm of the number of sessions, to the base 2
+        self._load = 0
+        self._here = self._loads[0]
         self._draft = TimeCurve(through_origin=True)
         self._ahead = TimeCurve(through_origin=True)
         self._ahead_times, self._ahead_last = 0, 0
         self._looks = self._hits = 0.0
         self._rounds = 0  # observed ones, with and without a proposal
         self._surveys = 0
-        # Source.NONE stands for plain rounds, NGRAM for rounds with any proposal, MODEL for drafts.
-        self._last = dict.fromkeys(Source, 0)  # the observed round in which each was last seen
-        self._times = dict.fromkeys(Source, 0)  # how often each was seen since it was new or old
-        self._learned: set[Source] = set()
+
+    def at_load(self, sessions: int) -> None:
+        """So many sessions run now."""
+        load = math.log2(max(sessions, 1))
+        if abs(load - self._load) > LOAD_STEP:
+            self._load = round(load)
+            self._here = self._loads.setdefault(self._load, _AtLoad())
 
     def observe_verify(self, proposed: int, milliseconds: float) -> None:
         """From sending `proposed` tokens to having the verdict."""
-        self._verify.observe(proposed, milliseconds)
+        self._here.verify.observe(proposed, milliseconds)
         self._mark(Source.NGRAM if proposed else Source.NONE)
         self._rounds += 1
 
@@ -96,7 +117,7 @@ class RoundCosts:
 
     def table(self, longest: int) -> CostTable:
         """What is known now, for proposals of up to `longest` tokens."""
-        return CostTable(self._verify.times(longest), self._draft.times(longest), self._ahead.times(longest))
+        return CostTable(self._here.verify.times(longest), self._draft.times(longest), self._ahead.times(longest))
 
     def known(self, source: Source) -> bool:
         """False while rounds of the source (`Source.NONE`: plain ones) were timed too seldom, or too long ago.
@@ -104,24 +125,26 @@ class RoundCosts:
         What is not chosen would otherwise never be measured again, and speculation must beat what plain decoding
         takes now.
         """
-        return self._times[source] >= ENOUGH and not self._is_old(source)
+        return self._here.times[source] >= ENOUGH and not self._is_old(source)
 
     def lesson(self, source: Source, longest: int) -> int:
         """The length of a guess that is made to learn its time: long at first, later just enough to tell."""
-        return 1 if source in self._learned else min(longest, LONGEST_LESSON)
+        return 1 if source in self._here.learned else min(longest, LONGEST_LESSON)
 
     def survey(self, length: int, longest: int) -> int:
         """`length`, but now and then its double or its half, whichever was measured less."""
         self._surveys += 1
         if self._surveys % SURVEY_EVERY:
             return length
-        return min(min(2 * length, longest), max(1, length // 2), key=self._verify.count)
+        return min(min(2 * length, longest), max(1, length // 2), key=self._here.verify.count)
 
     def _is_old(self, source: Source) -> bool:
-        return self._rounds - self._last[source] >= (PLAIN_OLD if source is Source.NONE else OLD)
+        return self._rounds - self._here.last[source] >= (PLAIN_OLD if source is Source.NONE else OLD)
 
     def _mark(self, source: Source) -> None:
-        self._times[source] = 1 if self._is_old(source) else self._times[source] + 1
-        self._last[source] = self._rounds
-        if self._times[source] >= ENOUGH:
-            self._learned.add(source)
+        # Source.NONE stands for plain rounds, NGRAM for rounds with any proposal, MODEL for drafts.
+        here = self._here
+        here.times[source] = 1 if self._is_old(source) else here.times[source] + 1
+        here.last[source] = self._rounds
+        if here.times[source] >= ENOUGH:
+            here.learned.add(source)

@@ -10,7 +10,7 @@ a step.
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Sequence
 from heapq import merge
 from itertools import islice
@@ -78,17 +78,23 @@ def pruned(tree: TokenTree, widths: Widths) -> TokenTree:
     return tree.of(kept)
 
 
-def leaves(table: Gains, length: int) -> list[tuple[float, int]]:
-    """Gain and place, from 0, of the siblings beside a chain of `length`; the largest gain first."""
-    found = [(-gain, place) for place, row in enumerate(table[:length]) for gain in row[1:] if gain > 0.0]
-    found.sort()
-    return [(-gain, place) for gain, place in found]
+def gains_in_order(sessions: Sequence[Gains]) -> list[float]:
+    """The gains of all nodes of these sessions, in the order in which `spread` takes them."""
+    return sorted((gain for table in sessions for row in table for gain in row if gain > 0.0), reverse=True)
 
 
-def siblings(taken: Sequence[tuple[float, int]]) -> tuple[int, ...]:
-    """How many siblings there are by depth if these leaves are taken, down to the deepest that has any."""
-    counts = Counter(place for _, place in taken)
-    return tuple(counts[place] for place in range(max(counts, default=-1) + 1))
+def leaf_gains(table: Gains, length: int) -> list[float]:
+    """The gains of the siblings that a chain of `length` may have, the largest first."""
+    return sorted((gain for row in table[:length] for gain in row[1:] if gain > 0.0), reverse=True)
+
+
+def siblings(count: int, table: Gains, length: int) -> tuple[int, ...]:
+    """The best `count` siblings of a chain of `length`, by depth, down to the deepest that has any."""
+    chain = tuple((math.inf, *row[1:]) for row in table[:length])
+    beside = [width - 1 for width in shape(length + count, chain)]
+    while beside and not beside[-1]:
+        beside.pop()
+    return tuple(beside)
 
 
 def widths_of(length: int, siblings: Sequence[int]) -> Widths:

@@ -15,7 +15,8 @@ from outrider.acceptance.shape import (
     expected,
     fall_of,
     gains,
-    leaves,
+    gains_in_order,
+    leaf_gains,
     pruned,
     shape,
     siblings,
@@ -119,16 +120,28 @@ def test_the_likelier_session_gets_more() -> None:
     assert sum(of_good) > 2 * sum(of_poor)
 
 
-def test_leaves_are_those_of_the_chains_own_places() -> None:
-    table = gains((0.5, 0.5, 0.5), (0.5,))
-    assert leaves(table, 2) == [(pytest.approx(0.25), 0), (pytest.approx(0.125), 1)]
-    assert leaves(table, 0) == []
+@given(st.lists(tables, min_size=1, max_size=3), st.integers(0, 9))
+def test_a_price_is_another_way_to_say_a_budget(sessions: list[Gains], budget: int) -> None:
+    """Who takes every node that gains more than the first one left out takes what the budget gives, but for ties."""
+    order = gains_in_order(sessions)
+    price = order[budget] if budget < len(order) else 0.0
+    for widths, table in zip(spread(budget, sessions), sessions, strict=True):
+        above = [sum(gain > price for gain in row) for row in table]
+        at_least = [sum(gain >= price for gain in row) for row in table]
+        for place, width in enumerate((*widths, *[0] * (len(table) - len(widths)))):
+            assert above[place] <= width <= at_least[place]
 
 
-def test_widths_and_siblings_are_two_ways_to_say_it() -> None:
-    assert siblings([(0.3, 0), (0.2, 2), (0.1, 0)]) == (2, 0, 1)
+def test_siblings_are_the_likeliest_of_the_chains_own_places() -> None:
+    table = gains((0.5, 0.5, 0.5), (0.5, 0.5))
+    assert leaf_gains(table, 2) == pytest.approx([0.25, 0.125, 0.125, 0.0625])
+    assert leaf_gains(table, 0) == []
+    assert siblings(0, table, 2) == ()
+    assert siblings(1, table, 3) == (1,)
+    assert siblings(3, table, 2) == (2, 1)
+    assert siblings(99, table, 3) == (2, 2, 2)
+    assert siblings(1, gains((0.9, 0.1), (0.8,)), 2) == (0, 1)
     assert widths_of(4, (2, 0, 1)) == (3, 1, 2, 1)
-    assert siblings([]) == ()
     assert widths_of(1, (2, 0, 1)) == (3,)
 
 
