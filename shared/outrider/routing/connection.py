@@ -50,7 +50,8 @@ class RegistryConnection:
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await self._client.eval(script, len(keys), *keys, *arguments)
-        except (RedisError, OSError, TimeoutError) as error:
+        except (RedisError, OSError, TimeoutError, RuntimeError) as error:
+            # RuntimeError is uvloop's word for a connection that was closed in the very moment of writing to it.
             raise self._failed(error) from None
         self._succeeded()
         return answer

@@ -1,0 +1,30 @@
+"""The event loop of the services tells of a connection that has just been closed in a way of its own."""
+
+from __future__ import annotations
+
+import uvloop
+
+from outrider.errors import Unavailable
+from outrider.routing.connection import RegistryConnection
+from outrider.routing.redis_url import parse
+from tests.redis_server import RedisServer
+
+
+def test_a_connection_closed_while_it_is_written_to_is_a_registry_that_is_away(redis_server: RedisServer) -> None:
+    async def lose_it() -> tuple[object, object]:
+        connection = RegistryConnection(parse(redis_server.url), prefix="lost", timeout_s=5)
+        try:
+            await connection.run("return 1", [])
+            (pooled,) = connection._client.connection_pool._available_connections
+            pooled._writer.transport.close()
+            try:
+                during: object = await connection.run("return 2", [])
+            except Unavailable as error:
+                during = error
+            return during, await connection.run("return 3", [], probe=True)
+        finally:
+            await connection.close()
+
+    during, afterwards = uvloop.run(lose_it())
+    assert isinstance(during, Unavailable)
+    assert afterwards == 3
