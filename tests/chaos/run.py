@@ -46,6 +46,9 @@ SETTLE_S = 90.0
 """Longest time until everything that the run left behind is gone: leases, keepalives of cut connections."""
 
 SAMPLE_S = 5.0
+OUR_FAULT = "unexpected error"
+"""What a service logs when something of its own went wrong."""
+
 MARGIN = {"descriptors": 12, "threads": 8, "tasks": 12}
 """How much more of each a service may hold after the run than before it."""
 
@@ -89,6 +92,7 @@ async def run(
             outcome.asked = draw_requests(seed, requests, seconds, len(COORDINATORS))
             await _run(fleet, outcome, say)
             outcome.logged = _errors_logged(fleet)
+            outcome.findings += [f"logged: {line}" for line in outcome.logged if OUR_FAULT in line]
     return outcome
 
 
@@ -266,6 +270,6 @@ def _errors_logged(fleet: Fleet) -> Counter[str]:
         if machine.role == "redis":
             continue
         for line in machine.log.read_text(errors="replace").splitlines():
-            if line[8:11] == " E " or line.startswith(("Traceback", "Fatal", "RuntimeError")):
-                counts[f"{machine.role}: {line[9:120]}"] += 1
+            if line[8:11] == " E ":
+                counts[f"{machine.role}: {line[11:160]}"] += 1
     return counts
