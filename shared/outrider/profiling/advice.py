@@ -116,7 +116,7 @@ def _tree(forecasts: Sequence[Forecast]) -> list[str]:
         return ["A second guess for the first token beside the chain (a tree) would not bring more."]
     return [
         f"A second guess for the first token beside the chain (a tree) would give {tree.speedup:.2f} instead of"
-        f" {chain.speedup:.2f} times with {_sessions(tree.sessions)}; the coordinator decides on such siblings by itself."
+        f" {chain.speedup:.2f} times with {_sessions(tree.sessions)}; the coordinator chooses siblings by itself."
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from outrider.acceptance.choice import (
     NO_WINDOW,
     PLAIN,
     STAY_MARGIN,
+    Beside,
     Choice,
     can_pay,
     choose,
@@ -19,6 +22,7 @@ from outrider.acceptance.choice import (
 )
 from outrider.acceptance.costs import CostTable
 from outrider.acceptance.proposal import Source
+from outrider.acceptance.shape import expected, gains, widths_of
 from outrider.acceptance.window import AcceptanceWindow
 
 LONGEST = 5
@@ -73,6 +77,41 @@ def test_it_is_never_expected_to_be_slower_than_plain_decoding(
     if chosen != PLAIN:
         margin = BEGIN_MARGIN if previous == PLAIN else STAY_MARGIN
         assert rate(costs, chosen, expected_accepted(chances)[chosen.length - 1]) >= (1 + margin) * rate(costs, PLAIN)
+
+
+@given(tables, chains, st.lists(st.floats(0, 1), max_size=2), st.integers(0, 3), st.integers(0, 5))
+def test_with_siblings_it_is_the_fastest_of_all_trees(
+    costs: CostTable, model: list[float], others: list[float], most: int, nodes: int
+) -> None:
+    wide = CostTable(costs.verify_ms + (costs.verify_ms[-1],) * most, costs.draft_ms + (costs.draft_ms[-1],) * most)
+    beside = Beside(tuple(others), most, nodes)
+    chosen = choose(wide, {Source.MODEL: model}, NO_WINDOW, beside={Source.MODEL: beside})
+    table = gains(model, others)
+
+    def speed(length: int, widths: tuple[int, ...]) -> float:
+        drafting = wide.draft_ms[length] if length else 0.0
+        return (1.0 + expected(widths, table)) / (wide.verify_ms[sum(widths)] + drafting)
+
+    best = speed(0, ())
+    for length in range(1, LONGEST + 1):
+        for widths in itertools.product(range(1, len(others) + 2), repeat=length):
+            if sum(widths) == length or sum(widths) <= min(length + most, nodes):
+                best = max(best, speed(length, widths))
+    if chosen == PLAIN:
+        assert best <= (1 + STAY_MARGIN) * speed(0, ()) * (1 + 1e-9)
+    else:
+        assert speed(chosen.length, widths_of(chosen.length, chosen.siblings)) == pytest.approx(best)
+
+
+def test_what_gains_no_more_than_its_price_is_left_out() -> None:
+    costs = flat(0.0, 0.0)
+    beside = {Source.MODEL: Beside((0.5, 0.5), 5, 63)}
+    wide = CostTable(costs.verify_ms + (1.0,) * 5, costs.draft_ms + (0.0,) * 5)
+    chances = {Source.MODEL: (0.8, 0.5, 0.5)}  # gains .8, .4, .2; beside them .1, .05 and .1, .1 and so on
+    free = choose(wide, chances, NO_WINDOW, beside=beside)
+    assert (free.length, sum(free.siblings)) == (3, 5)
+    assert choose(wide, chances, NO_WINDOW, beside=beside, price=0.3) == Choice(Source.MODEL, 2)
+    assert choose(wide, chances, NO_WINDOW, beside=beside, price=0.8) == PLAIN
 
 
 def test_a_small_gain_is_no_reason_to_change() -> None:
