@@ -2,19 +2,20 @@
 
     python -m tests.benchmarks.coordinator_capacity [--sessions 1000] [--seconds 60] [--step-ms 100] [--drafter none]
 
-Replicas are simulated (tests/benchmarks/simulated); every session streams to a client of its own on one connection. The
-coordinator, the load generator and both replicas share this machine's cores with whatever else runs, so the tokens a
-second are what was seen, not what the coordinator can do. What it can do is told by its own processor time, read from
-/proc: `tokens_per_cpu_second`, of all its threads. One process runs Python on one core at a time, and gRPC's threads
-beside it: `main_thread_cpu_ms_per_round` says where a single process ends. A busy machine raises these times as well
-(shared caches and hyperthreads), so they too are upper bounds. What a round takes beyond the verifier's step is added
-latency, the waiting for a core included.
+Replicas are simulated (tests/benchmarks/simulated); every session streams one answer after the other, all on one
+connection. The coordinator, the load generator and both replicas share this machine's cores with whatever else runs,
+so the tokens a second are what was seen, not what the coordinator can do. What it can do is told by its own processor
+time, read from /proc: `tokens_per_cpu_second`, of all its threads. One process runs Python on one core at a time, and
+gRPC's threads beside it: `main_thread_cpu_ms_per_round` says where a single process ends. A busy machine raises these
+times as well (shared caches and hyperthreads), so they too are upper bounds. What a round takes beyond the verifier's
+step is added latency, the drafting and the waiting for a core included.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import math
 import os
 import statistics
@@ -30,9 +31,11 @@ from tests.benchmarks.simulated.cluster import simulated_cluster
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SAMPLE_EVERY_S = 10.0
+CALL_TIMEOUT_S = 600.0
+"""Longest answer, in seconds beyond the measurement."""
 KEPT_GAPS = 5_000
 """Of the added latencies so many are written down, evenly taken; the percentiles are of all."""
-OPTIONS: dict[str, Any] = {"temperature": 1.0, "ignore_eos": True, "max_tokens": 1_000_000}
+OPTIONS: dict[str, Any] = {"temperature": 1.0, "ignore_eos": True}
 
 
 def main() -> None:
@@ -45,13 +48,19 @@ def main() -> None:
     parser.add_argument("--acceptance", type=float, default=0.8)
     parser.add_argument("--draft-tokens", type=int, default=4)
     parser.add_argument("--drafter", default="model", choices=["none", "model"])
+    parser.add_argument("--answer-tokens", type=int, default=1024)
     parser.add_argument("--look-ahead", default="off", choices=["off", "auto"])
     parser.add_argument("--name", default="coordinator_capacity")
     arguments = parser.parse_args()
     verifier = ["--step-ms", arguments.step_ms, "--acceptance", arguments.acceptance]
     draft = ["--step-ms", arguments.draft_ms, "--acceptance", arguments.acceptance]
     flags = ["--max-draft-tokens", arguments.draft_tokens, "--fixed-length", "--look-ahead", arguments.look_ahead]
-    flags += ["--max-sessions", arguments.sessions, "--max-streams", arguments.sessions]
+    flags += [
+        "--max-sessions",
+        arguments.sessions,
+        "--max-streams",
+        2 * arguments.sessions,
+    ]  # an ended one counts for a while
     # A simulated draft that waits for a core is late, and sessions would go on without it: that is not measured here.
     flags += ["--draft-timeout-s", 60]
     with simulated_cluster(verifier, draft, flags) as (address, process):
@@ -68,19 +77,23 @@ async def measure(address: str, pid: int, arguments: argparse.Namespace, result:
     counts, gaps = Counts(), []
 
     async def one(seed: int) -> None:
-        last = 0.0
-        options = OPTIONS | {"seed": seed, "drafter": arguments.drafter}
+        options = OPTIONS | {"drafter": arguments.drafter, "max_tokens": arguments.answer_tokens}
+        for answer in itertools.count():  # answers end, or their tokens alone would fill the memory
+            await read(options | {"seed": seed + answer * arguments.sessions})
+
+    async def read(options: dict[str, Any]) -> None:
+        last = math.inf  # the first chunk holds the wait for a place and the opening
         async with client.stream(token_ids=[5, 6, 7], **options) as stream:
             async for chunk in stream:
                 now = time.perf_counter()
                 counts.tokens += len(chunk.token_ids)
                 counts.rounds += 1
-                if last > started:
+                if started < last < math.inf:
                     gaps.append((now - last) * 1e3 - arguments.step_ms)
                 last = now
 
     started = math.inf
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, timeout=arguments.seconds + CALL_TIMEOUT_S) as client:
         tasks = [asyncio.create_task(one(seed)) for seed in range(arguments.sessions)]
         await asyncio.sleep(max(10.0, arguments.sessions / 50))
         started = time.perf_counter()
