@@ -178,7 +178,9 @@ class DraftControl:
         """The siblings of proposals of `length` that are drafted ahead, `nodes` with them at most; see `Choice`."""
         if self._policy.always_siblings:
             return self._always(Choice(Source.MODEL, length), nodes).siblings
-        if not self._policy.max_siblings or self._policy.fixed_length or not self._costs.known_ahead:
+        if not self._policy.max_siblings or self._policy.fixed_length:
+            return ()
+        if not (self._costs.known(Source.NONE) and self._costs.known_ahead):  # as many sessions may be new here
             return ()
         more, chances = self._beside(nodes), self._estimates[Source.MODEL].chances(1, length)
         costs = self._costs.table(length + self._policy.max_siblings)

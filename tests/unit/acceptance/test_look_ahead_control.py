@@ -84,3 +84,16 @@ def test_it_rests_where_it_would_decide_for_a_plain_round() -> None:
     assert rested[-100:].count(True) > 90
     assert rested[-100:].count(False) > 0  # the probes
     assert not DraftControl(costs, Policy(fixed_length=True)).rests({Source.MODEL: 1}, LONGEST)
+
+
+def test_a_number_of_sessions_that_was_never_seen_has_no_siblings_ahead_yet() -> None:
+    """Drafting ahead is known by then, what the target takes with so many sessions is not."""
+    costs = RoundCosts()
+    one = DraftControl(costs, Policy(max_siblings=4))
+    for length in range(1, LONGEST + 1):
+        one.decide({Source.MODEL: 1}, LONGEST)
+        one.record(Round(length, length, length + 1, 2.0 * length, 10.0, True))
+        costs.observe_ahead(length, 2.0 * length)
+    costs.at_load(64)
+    assert one.look_ahead(LONGEST) >= 1
+    assert one.siblings_ahead(LONGEST) == ()
