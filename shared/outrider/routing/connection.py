@@ -47,12 +47,17 @@ class RegistryConnection:
         """
         if not self.up and not probe:
             raise Unavailable(f"registry {self.url} is away")
+        task = asyncio.current_task()
+        assert task is not None
+        cancellations = task.cancelling()
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await self._client.eval(script, len(keys), *keys, *arguments)
         except (RedisError, OSError, TimeoutError, RuntimeError) as error:
             # RuntimeError is uvloop's word for a connection that was closed in the very moment of writing to it.
+            _pass_on_cancellation(task, cancellations)
             raise self._failed(error) from None
+        _pass_on_cancellation(task, cancellations)
         self._succeeded()
         return answer
 
@@ -78,3 +83,13 @@ class RegistryConnection:
         metrics.registry_failures.add(1)
         metrics.registry_up.set(0)
         return Unavailable(f"registry {self.url}: {reason}")
+
+
+def _pass_on_cancellation(task: asyncio.Task[Any], before: int) -> None:
+    """Raise CancelledError if the task was cancelled meanwhile.
+
+    The client waits with asyncio.wait_for, which in Python 3.11 loses a cancellation that comes along with an answer:
+    the task would go on for ever, and whoever ended it would wait for ever.
+    """
+    if task.cancelling() > before:
+        raise asyncio.CancelledError
