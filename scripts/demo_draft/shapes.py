@@ -2,6 +2,9 @@
 
     python -m scripts.demo_draft.shapes TARGET OUT SHAPES.yaml ANSWERS.jsonl ... --held-out HELD_OUT.jsonl --minutes 5
 
+`--later` names answers that are still being made: they join as soon as the file `--when` is there, in turns with the
+others.
+
 Each shape of the file has `draft` (as in distill.yaml), perhaps `training` of its own, and perhaps `from`, a packed
 draft of the same shape to go on from. OUT/NAME then holds the packed draft and its report.
 """
@@ -12,7 +15,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -98,6 +101,8 @@ def main() -> None:
     parser.add_argument("shapes", type=Path)
     parser.add_argument("answers", type=Path, nargs="+")
     parser.add_argument("--held-out", type=Path, required=True)
+    parser.add_argument("--later", type=Path, nargs="*", default=[])
+    parser.add_argument("--when", type=Path)
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16")
@@ -108,19 +113,23 @@ def main() -> None:
     fingerprint = loaded.info.vocabulary_fingerprint
     held_out = list(read_answers(arguments.held_out, fingerprint))
     apart = {answer.prompt for answer in held_out}
-    answers = [
-        answer
-        for path in arguments.answers
-        for answer in read_answers(path, fingerprint)
-        if answer.answer and answer.prompt not in apart
-    ]
+
+    def answers_in(paths: Sequence[Path]) -> list[Answer]:
+        found = [answer for path in paths for answer in read_answers(path, fingerprint)]
+        return [answer for answer in found if answer.answer and answer.prompt not in apart]
+
+    answers = answers_in(arguments.answers)
     shapes: dict[str, dict[str, Any]] = yaml.safe_load(arguments.shapes.read_text())
     common = shapes.pop("common", {})
-    texts = Texts(answers, loaded.module.device)
-    print(f"{len(answers)} answers of {texts.size} tokens, {time.monotonic() - started:.0f} s", flush=True)
     keep_gb = common.get("training", {}).get("keep_gb", 8.0)
-    teacher = Teacher(loaded.module, texts, keep_gb=keep_gb, tokens_per_batch=65_536)
-    print(f"read by the target, {time.monotonic() - started:.0f} s", flush=True)
+
+    def teacher_of(answers: Sequence[Answer]) -> Teacher:
+        texts = Texts(answers, loaded.module.device)
+        teacher = Teacher(loaded.module, texts, keep_gb=keep_gb, tokens_per_batch=65_536)
+        print(f"{time.strftime('%T')} {len(texts)} answers of {texts.size} tokens read by the target", flush=True)
+        return teacher
+
+    teacher = teacher_of(answers)
     candidates = []
     for name, shape in shapes.items():
         start = Path(shape.pop("from")) if "from" in shape else None
@@ -128,25 +137,40 @@ def main() -> None:
         options = DistillOptions.model_validate(common | shape | {"training": training})
         candidates.append(Candidate(name, options, start, teacher, loaded, arguments.out))
         candidates[-1].prepare(answers, arguments.target)
-    train(candidates, texts, held_out, arguments.minutes * 60 - (time.monotonic() - started))
+
+    def more() -> Teacher | None:
+        return teacher_of(answers_in(arguments.later)) if arguments.when and arguments.when.exists() else None
+
+    train(candidates, [teacher], more, held_out, arguments.minutes * 60 - (time.monotonic() - started))
 
 
-def train(candidates: list[Candidate], texts: Texts, held_out: Sequence[Answer], seconds: float) -> None:
+def train(
+    candidates: list[Candidate],
+    teachers: list[Teacher],
+    more: Callable[[], Teacher | None],
+    held_out: Sequence[Answer],
+    seconds: float,
+) -> None:
     """All candidates learn from each batch; `seconds` are shared by all of them, and so is the schedule."""
     options = candidates[0].options.training
-    stream = batches(texts.lengths, options.tokens_per_step, options.seed)
+    streams = [batches(teacher.texts.lengths, options.tokens_per_step, options.seed) for teacher in teachers]
     begun = time.monotonic()
     next_look = begun + LOOK_EVERY_S
     share = options.minutes * 60 / seconds if options.minutes else 1.0  # the schedule ends when the time does
     for candidate in candidates:
         candidate.look(held_out)
     while (now := time.monotonic()) - begun < seconds:
-        batch = texts.batch(next(stream))
+        turn = candidates[0].trainer.step % len(teachers)
+        batch = teachers[turn].texts.batch(next(streams[turn]))
         for candidate in candidates:
+            candidate.trainer.teacher = teachers[turn]
             losses = candidate.trainer.learn(batch)
             candidate.trainer.seconds = (now - begun) * share
             if candidate.trainer.step % 10 == 0:
                 candidate.trainer.history.append({"step": candidate.trainer.step, "kl": losses.kl, "ce": losses.ce})
+        if len(teachers) == 1 and candidates[0].trainer.step % 20 == 0 and (another := more()) is not None:
+            teachers = [*teachers, another]
+            streams.append(batches(another.texts.lengths, options.tokens_per_step, options.seed))
         if now > next_look:
             next_look += LOOK_EVERY_S
             for candidate in candidates:

@@ -46,7 +46,6 @@ class TrainingOptions(_Section):
     steps: int = Field(2000, ge=1, description="Optimizer steps.")
     minutes: float | None = Field(None, gt=0, description="End after this time, if that is before the last step.")
     tokens_per_step: int = Field(32_768, ge=1, description="Padded tokens in a batch.")
-    optimizer: Literal["adamw", "muon"] = Field("adamw", description="Of the layers' matrices; of all else AdamW.")
     learning_rate: float = Field(1e-3, gt=0, description="Peak of a linear warm-up with cosine decay.")
     warmup: int = Field(100, ge=0, description="Steps of the warm-up.")
     weight_decay: float = Field(0.01, ge=0, description="AdamW's, on matrices.")

@@ -26,10 +26,10 @@ class Teacher:
 
     @torch.no_grad()
     def states(self, batch: Batch, where: Tensor) -> Tensor:
-        """The target's states before its head [P, hidden] at the P positions of `where` (bool [S, L])."""
+        """The target's states before its head [P, hidden] at P of the S * L positions."""
         if self._kept is None:
-            return final_states(self._target, batch.tokens)[where]
-        return self._kept[batch.places[where]]
+            return final_states(self._target, batch.tokens).flatten(0, 1)[where]
+        return self._kept[batch.places.flatten()[where]]
 
     @torch.no_grad()
     def _read(self, tokens_per_batch: int) -> Tensor:

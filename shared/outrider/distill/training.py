@@ -7,7 +7,6 @@ Positions whose true token the draft cannot say are left out: it is wrong there 
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable
@@ -56,7 +55,7 @@ class Trainer:
         directory: Path,
     ) -> None:
         """Checkpoints go to `directory`."""
-        self._teacher, self._student, self._options = teacher, student, options
+        self.teacher, self._student, self._options = teacher, student, options
         self._path = directory / CHECKPOINT
         self._device = teacher.device
         size = teacher.head.shape[0]
@@ -66,7 +65,10 @@ class Trainer:
         self._known_rows = len(trimmed)
         kept = torch.tensor(trimmed.token_ids, device=self._device)
         self._target_head = teacher.head[kept]
-        self._optimizers = _optimizers(student, options)
+        matrices = [p for p in student.parameters() if p.dim() > 1]
+        vectors = [p for p in student.parameters() if p.dim() <= 1]
+        groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        self._optimizer = torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.95))
         self.step = 0
         self.seconds = 0.0  # spent on training, in earlier runs too
         self.history: list[dict[str, float]] = []
@@ -74,7 +76,7 @@ class Trainer:
     def run(self, progress: Progress) -> None:
         """Train to the last step, from the newest checkpoint if there is one. Raises OSError when the disk is full."""
         self._restore()
-        options, texts = self._options, self._teacher.texts
+        options, texts = self._options, self.teacher.texts
         stream = batches(texts.lengths, options.tokens_per_step, options.seed, skip=self.step)
         begun = time.monotonic() - self.seconds
         while self.progress < 1.0:
@@ -89,17 +91,16 @@ class Trainer:
         self._save()
 
     def learn(self, batch: Batch) -> Losses:
-        """One step."""
+        """One step; the batch is of the teacher's texts."""
         self._student.train()
         rate = self._options.learning_rate * _share_of_peak(self.step, self._options.warmup, self.progress)
-        for group in itertools.chain.from_iterable(optimizer.param_groups for optimizer in self._optimizers):
+        for group in self._optimizer.param_groups:
             group["lr"] = rate
         losses = self.losses(batch)
         losses.total.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._student.parameters(), 1.0)
-        for optimizer in self._optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return losses
 
@@ -113,8 +114,8 @@ class Trainer:
         """The loss of one batch; position i is judged by token i + 1."""
         where, wanted, weights = self._positions(batch)
         with self._autocast():
-            hidden = final_states(self._student, self._row_of[batch.tokens])[where]
-        taught = self._teacher.states(batch, where)
+            hidden = final_states(self._student, self._row_of[batch.tokens]).flatten(0, 1).index_select(0, where)
+        taught = self.teacher.states(batch, where)
         kl = ce = torch.zeros((), device=self._device)
         for start in range(0, len(wanted), CHUNK):
             part = slice(start, start + CHUNK)
@@ -126,12 +127,13 @@ class Trainer:
         return Losses(total, float(kl.detach() / count), float(ce.detach() / count))
 
     def _positions(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Which positions count (bool [S, L]), the row of the token each should give, and its weight."""
+        """Which of the S * L positions count [P], the row of the token each should give, and its weight."""
         rows = self._row_of[batch.tokens].roll(-1, dims=1)
         weight = torch.where(batch.in_answer, 1.0, self._options.prompt_weight).roll(-1, dims=1)
-        where = batch.attention.roll(-1, dims=1) & (rows < self._known_rows) & (weight > 0)
-        where[:, -1] = False  # nothing follows
-        return where, rows[where], weight[where]
+        counts = batch.attention.roll(-1, dims=1) & (rows < self._known_rows) & (weight > 0)
+        counts[:, -1] = False  # nothing follows
+        where = counts.flatten().nonzero().squeeze(1)
+        return where, rows.flatten()[where], weight.flatten()[where]
 
     def _each(self, hidden: Tensor, taught: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """KL and cross-entropy [P] of positions with final hidden states [P, hidden] of the draft and the target."""
@@ -153,7 +155,7 @@ class Trainer:
             "step": self.step,
             "history": self.history,
             "student": self._student.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "optimizer": self._optimizer.state_dict(),
             "seconds": self.seconds,
             "options": self._options.model_dump(),
         }
@@ -176,26 +178,8 @@ class Trainer:
                 f"what the checkpoint {self._path} was made with, or another --out",
             )
         self._student.load_state_dict(state["student"])
-        for optimizer, content in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(content)
+        self._optimizer.load_state_dict(state["optimizer"])
         self.step, self.seconds, self.history = state["step"], state["seconds"], state["history"]
-
-
-def _optimizers(student: PreTrainedModel, options: TrainingOptions) -> list[torch.optim.Optimizer]:
-    """AdamW; or Muon (Jordan et al. 2024, steps scaled as Liu et al. 2025) for the layers' matrices and AdamW else."""
-    embedding = student.get_input_embeddings().weight
-    matrices = [p for p in student.parameters() if p.dim() > 1 and p is not embedding]
-    vectors = [p for p in student.parameters() if p.dim() <= 1]
-    adamw, muon = ([embedding, *matrices], []) if options.optimizer == "adamw" else ([embedding], matrices)
-    groups = [
-        {"params": adamw, "weight_decay": options.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.95))]
-    if muon:
-        rate, decay = options.learning_rate, options.weight_decay
-        found.append(torch.optim.Muon(muon, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
-    return found
 
 
 def _share_of_peak(step: int, warmup: int, progress: float) -> float:
