@@ -6,7 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
+
+from tests import interpreter  # noqa: F401 (before anything that may import Triton)
+
+import torch  # isort: skip
 from hypothesis import settings
 
 from tests.tiny_models import save_model

@@ -40,6 +40,9 @@ class Counting:
         done, self.waiting = self.waiting, []
         return done
 
+    def claim_thread(self) -> None:
+        """There is no device."""
+
     def drop_peer(self, peer: Peer[int, int]) -> None:
         self.dropped.append(peer.name)
 

@@ -35,6 +35,11 @@ class ReplicaSettings(RegistrySettings, ServerTlsSettings):
     max_batch_tokens: int = Field(2048, ge=128, description="Most tokens in one forward pass.")
     max_proposal: int = Field(63, ge=1, le=127, description="Most proposed tokens in one round of one session.")
     prefix_cache: bool = Field(True, description="Reuse the KV of prompts that begin alike.")
+    fused: bool = Field(
+        True,
+        description="On a GPU, run the model families that it knows on the fused path: faster, and the same bits for a "
+        "token however it is computed.",
+    )
     lease_s: float = Field(300.0, gt=0, description="Seconds after which a session that nobody names is freed.")
     grace_s: float = Field(10.0, ge=0, description="Seconds that running work may take to end after SIGTERM.")
     advertise: str | None = Field(

@@ -78,6 +78,10 @@ class ReplicaCore(ABC, Generic[Work]):
 
     # The device thread's interface (`outrider.engine.worker.Core`)
 
+    def claim_thread(self) -> None:
+        """Make the engine's device this thread's."""
+        self.engine.claim_thread()
+
     @property
     def busy(self) -> bool:
         """True while a session waits for a forward pass."""

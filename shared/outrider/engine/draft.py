@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -13,6 +14,7 @@ from outrider.acceptance.proposal import NO_PROPOSAL
 from outrider.acceptance.tree import validate_tree
 from outrider.engine.batch import Feed
 from outrider.engine.core import ReplicaCore
+from outrider.engine.engine import Engine
 from outrider.engine.foresight import Foresight
 from outrider.engine.guess import Drafting, DraftSession, Growing, Guess
 from outrider.engine.schedule import Demand
@@ -20,7 +22,8 @@ from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply
 from outrider.errors import InvalidArgument
 from outrider.protocol.items import DraftAhead, Drafted, DraftedAhead, FailureCode, Propose, Verify
 from outrider.sampling.distribution import UnusableLogits
-from outrider.sampling.draft import DraftRow, draft_rows
+from outrider.sampling.draft import DraftedToken, DraftRow, draft_rows
+from outrider.sampling.plain import is_plain
 from outrider.sampling.ranking import rank_rows
 
 Found = TypeVar("Found")
@@ -28,6 +31,11 @@ Found = TypeVar("Found")
 
 class DraftCore(ReplicaCore[Drafting]):
     """A session's work is its guess, or its proposals drafted ahead, so far."""
+
+    def __init__(self, engine: Engine, *, max_proposal: int, lease_s: float) -> None:
+        """See ReplicaCore."""
+        super().__init__(engine, max_proposal=max_proposal, lease_s=lease_s)
+        engine.prepare_chains()
 
     def start_round(self, session: DraftSession, item: Verify | Propose | DraftAhead) -> Reply | None:
         """Begin to guess; the proposal comes from a later step."""
@@ -51,7 +59,9 @@ class DraftCore(ReplicaCore[Drafting]):
     def finish_step(
         self, sessions: Sequence[DraftSession], logits: torch.Tensor, started: float
     ) -> list[tuple[ReplicaPeer, Reply]]:
-        """One more token for each guess and each branch; reply for those that have enough."""
+        """One more token for each guess and each branch, or many at once; reply for those that have enough."""
+        if (chains := self._chains(sessions, logits)) is not None:
+            return self._take_chains(sessions, chains)
         rows = [session.work.rows(session) for session in sessions if session.work]
         ranks = [session.work.ranks for session in sessions if session.work]
         ranked = _by_session(partial(rank_rows, most=max(ranks)), [rank > 0 for rank in ranks], rows, logits)
@@ -67,6 +77,41 @@ class DraftCore(ReplicaCore[Drafting]):
             if reply := work.reply(session):
                 session.work = None
                 replies.append((session.peer, reply))
+        return replies
+
+    def _chains(self, sessions: Sequence[DraftSession], logits: torch.Tensor) -> list[list[int]] | None:
+        """As many tokens for each session as all of them want, without the host between; None if that cannot be.
+
+        Raises UnusableLogits.
+        """
+        guesses = [session.work for session in sessions if isinstance(session.work, Guess)]
+        if len(guesses) < len(sessions) or not all(is_plain(session.sampling) for session in sessions):
+            return None
+        steps = min(guess.plain_steps for guess in guesses)
+        if steps < 2:
+            return None
+        sequences = [session.sequence for session in sessions]
+        chains = self.engine.chains(sequences, [session.sampling for session in sessions], logits, steps)
+        if chains is None:
+            return None
+        bad = {place for row in chains.scores for place, score in enumerate(row) if not math.isfinite(score)}
+        if bad:
+            raise UnusableLogits(sorted(bad))
+        return [list(tokens) for tokens in zip(*chains.tokens, strict=True)]
+
+    def _take_chains(
+        self, sessions: Sequence[DraftSession], chains: Sequence[Sequence[int]]
+    ) -> list[tuple[ReplicaPeer, Reply]]:
+        replies: list[tuple[ReplicaPeer, Reply]] = []
+        for session, tokens in zip(sessions, chains, strict=True):
+            work = session.work
+            assert work is not None
+            for token in tokens:
+                work.take(session, [DraftedToken(token, None)])
+                if reply := work.reply(session):
+                    session.work = None
+                    replies.append((session.peer, reply))
+                    break
         return replies
 
     def _check_siblings(self, session: DraftSession, item: Propose | DraftAhead) -> None:

@@ -55,6 +55,10 @@ class DraftVocabulary:
             raise ModelLoadError(f"{path}: token_ids must be ascending ids below target_size, {found.target_size}")
         return found
 
+    def named(self, rows: Sequence[int]) -> tuple[int, ...]:
+        """The target's tokens that the model's `rows` stand for."""
+        return tuple(self.token_ids[row] for row in rows)
+
     def save(self, directory: Path) -> None:
         """Write the file that `load` reads."""
         content = {"target_size": self.target_size, "token_ids": self.token_ids}

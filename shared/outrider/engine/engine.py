@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from outrider.acceptance.tree import TokenTree
-from outrider.engine.attention import PagedAttention
-from outrider.engine.batch import Batch, Feed
+from outrider.engine.batch import Feed
 from outrider.engine.blocks import BlockPool
-from outrider.engine.decoder import Decoder, make_decoder
-from outrider.engine.draft_vocabulary import TrimmedDecoder
 from outrider.engine.kernels import CONTEXT_STEP
 from outrider.engine.kv import KvStore, LayerShape, SlotMoves
 from outrider.engine.memory import GIB, default_kv_bytes
 from outrider.engine.model import LoadedModel
 from outrider.engine.options import EngineOptions
 from outrider.engine.probe import probe_calls
+from outrider.engine.runner import Chains, make_runner
 from outrider.engine.selfcheck import CHECK_LENGTH, SelfCheck
-from outrider.engine.sequence import KvSequence
+from outrider.engine.sequence import NO_TREE, KvSequence
 from outrider.errors import InvalidArgument, ModelLoadError, ResourceExhausted
+from outrider.sampling.state import SamplingState
 
 __all__ = ["Engine", "Feed"]
 
@@ -34,18 +34,29 @@ class Engine:
         """Take over `loaded`, whose attention is replaced. Raises ModelLoadError if the model cannot be served."""
         self.options = options or EngineOptions()
         self.device = loaded.device
-        trimmed = loaded.draft_vocabulary
+        self.claim_thread()
+        self._trimmed = trimmed = loaded.draft_vocabulary
         check = SelfCheck.of(loaded.module, len(trimmed) if trimmed else loaded.info.vocabulary_size)
         calls = probe_calls(loaded.module, self.device)
-        self._decoder: Decoder = make_decoder(loaded.module, calls)
         self._store, self._pool = self._make_cache({layer: call.shape for layer, call in calls.items()}, loaded.dtype)
         self._moves = SlotMoves()
         context_length = min(loaded.info.context_length, self.capacity_tokens)
         self.info = dataclasses.replace(loaded.info, context_length=context_length)
+        self._run = make_runner(
+            loaded,
+            calls,
+            self._store,
+            self.options,
+            context_length=context_length,
+            spare_block=self._pool.num_blocks,
+        )
         if check is not None and context_length >= CHECK_LENGTH:
             check.check(self._run_check)
-        if trimmed is not None:
-            self._decoder = TrimmedDecoder(self._decoder, trimmed, self.device)
+
+    def claim_thread(self) -> None:
+        """Make the engine's device that of the calling thread: kernels are launched on a thread's own device."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     @property
     def capacity_tokens(self) -> int:
@@ -93,10 +104,31 @@ class Engine:
             raise ResourceExhausted(f"the device ran out of memory over {total} tokens: {error}") from error
 
     @torch.inference_mode()
+    def prepare_chains(self) -> None:
+        """Get ready for `chains`, for an engine that drafts."""
+        self._run.prepare_chains()
+
+    @torch.inference_mode()
+    def chains(
+        self, sequences: Sequence[KvSequence], states: Sequence[SamplingState], logits: Tensor, steps: int
+    ) -> Chains | None:
+        """Draw `steps` tokens after each sequence, one after another, the first from its row of `logits` [S, W].
+
+        The states are plain (see `outrider.sampling.plain`), the cache holds each session's whole history. All tokens
+        but the last join `cached`, once they are known to be usable. None where the host has to take every step.
+        """
+        for sequence in sequences:
+            sequence.check_room(steps - 1)
+        found = self._run.chains(sequences, states, logits, steps)
+        if found is not None and all(math.isfinite(score) for row in found.scores for score in row):
+            for place, sequence in enumerate(sequences):
+                sequence.extend([row[place] for row in found.tokens[:-1]], NO_TREE)
+        return found
+
+    @torch.inference_mode()
     def _advance(self, feeds: Sequence[Feed]) -> Tensor:
         self._store.apply(self._moves)
-        batch = Batch.of(feeds, self.device)
-        logits = self._decoder(batch, PagedAttention(self._store, batch))
+        logits = self._run(feeds)
         for feed in feeds:
             feed.sequence.extend(feed.tokens, feed.tree)
         return logits
@@ -112,16 +144,22 @@ class Engine:
         if blocks < 1:
             raise ModelLoadError(f"there is no room for a KV cache of a single block ({size} x {token_bytes} bytes)")
         try:
-            store = KvStore(shapes, blocks * size + CONTEXT_STEP, dtype=dtype, device=self.device)
+            store = KvStore(shapes, blocks * size + max(CONTEXT_STEP, size), dtype=dtype, device=self.device)
         except (torch.OutOfMemoryError, MemoryError) as error:
             wanted = blocks * size * token_bytes / GIB
             raise ModelLoadError(f"a KV cache of {tokens} tokens takes {wanted:.1f} GiB: {error}") from error
         return store, BlockPool(blocks, size)
 
     def _run_check(self, first: Sequence[int], second: Sequence[int], tree: TokenTree) -> Tensor:
+        """See `outrider.engine.selfcheck.Compute`; tokens and logits are numbered as the model itself does."""
+        trimmed = self._trimmed
+        if trimmed is not None:
+            first, second, nodes = (trimmed.named(ids) for ids in (first, second, tree.tokens))
+            tree = TokenTree(nodes, tree.parents)
         sequence = self.open([*first, *second], len(first) + len(second) + len(tree), salt="self-check")
         try:
             self._advance([Feed(sequence, first, want_logits=False)])
-            return self._advance([Feed(sequence, second, tree)])
+            logits = self._advance([Feed(sequence, second, tree)])
         finally:
             self.close(sequence)
+        return logits if trimmed is None else logits[:, torch.tensor(trimmed.token_ids, device=self.device)]

@@ -97,6 +97,12 @@ class Guess:
         """See `Drafting`."""
         return self.growing.ranks
 
+    @property
+    def plain_steps(self) -> int:
+        """How many tokens are missing, if none of them wants siblings; else 0."""
+        place = len(self.growing.tokens)
+        return 0 if any(self.growing.siblings[place:]) else self.max_tokens - place
+
     def demand(self, session: DraftSession) -> Demand:
         """The committed and guessed tokens without KV."""
         return Demand(session.uncomputed + len(self.growing.tokens), 0)

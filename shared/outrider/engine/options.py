@@ -26,3 +26,4 @@ class EngineOptions:
     block_size: int = 16  # tokens a block
     max_batch_tokens: int = 2048  # most tokens one forward pass takes
     prefix_cache: bool = True
+    fused: bool = True  # on a GPU, the fast path for the families that it knows

@@ -57,6 +57,7 @@ def load(settings: ReplicaSettings) -> tuple[LoadedModel, Engine]:
             block_size=settings.block_size,
             max_batch_tokens=settings.max_batch_tokens,
             prefix_cache=settings.prefix_cache,
+            fused=settings.fused,
         ),
     )
     log.info("%s on %s: KV cache of %d tokens", engine.info.name, engine.info.device, engine.capacity_tokens)

@@ -51,7 +51,8 @@ class SelfCheck:
     def check(self, compute: Compute) -> None:
         """Raise ModelLoadError if `compute` gives other logits than the model's own code."""
         logits = compute(self._stem[:5], self._stem[5:], self._tree).float()
-        difference = (logits - self._expected).square().mean().sqrt() / self._expected.std()
+        expected = self._expected[:, : logits.shape[1]]
+        difference = (logits - expected).square().mean().sqrt() / expected.std()
         if not difference <= self._tolerance:  # also true of NaN
             raise ModelLoadError(
                 f"{self._name} cannot be served: over the paged cache it gives other logits than by its own code,"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from outrider.acceptance.tree import ROOT, TokenTree
@@ -34,6 +35,7 @@ class KvSequence:
         Raises ResourceExhausted.
         """
         self.max_length = max_length
+        self.table: array[int]  # `blocks` as 32-bit integers
         self.tree = NO_TREE
         self._pool = pool
         self._moves = moves
@@ -47,6 +49,7 @@ class KvSequence:
         fresh = pool.acquire(shared, -(-max_length // size) - len(shared))
         self._blocks = [*shared, *fresh]
         self._run = _run_length(self._blocks)
+        self.table = array("i", self._blocks)
         if copied:  # even if the source was just evicted: nothing is written before the moves are made
             moves.add(range(source * size, source * size + copied), self._slot_list(start, start + copied))
         self.cached: list[int] = list(tokens[: start + copied])
@@ -156,6 +159,7 @@ class KvSequence:
             self._pool.release([self._blocks[index]])
             self._blocks[index] = block
         self._run = _run_length(self._blocks)
+        self.table = array("i", self._blocks)
         for block in self._blocks[first:full]:
             self._pool.unpublish(block)
         del self._digests[first:]

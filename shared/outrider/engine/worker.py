@@ -47,6 +47,10 @@ class Peer(Generic[Item, Reply]):
 class Core(Protocol[Item, Reply]):
     """What runs on the device thread."""
 
+    def claim_thread(self) -> None:
+        """Called on the device thread once, before anything else is."""
+        ...
+
     @property
     def busy(self) -> bool:
         """True while `step` has something to do."""
@@ -118,6 +122,7 @@ class DeviceWorker(Generic[Item, Reply]):
 
     def _run(self) -> None:
         try:
+            self._core.claim_thread()
             self._loop()
         except BaseException:
             log.exception("the device thread ended")

@@ -94,7 +94,7 @@ class FollowUp:
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Advance, then draft up to `max_tokens` tokens, and beside the first `siblings[0]` more for its place, and so on."""
+    """Advance, then draft up to `max_tokens` tokens; beside the first `siblings[0]` more for its place, and so on."""
 
     key: Key
     keep: int

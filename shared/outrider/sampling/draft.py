@@ -16,6 +16,7 @@ from outrider.sampling.distribution import Row, UnusableLogits, scores_of
 from outrider.sampling.draw import draw
 from outrider.sampling.host import to_host
 from outrider.sampling.noise import gumbel_of, noise_keys
+from outrider.sampling.plain import draw_plain
 from outrider.sampling.state import SamplingState
 
 Q_ENTRIES = 32
@@ -52,6 +53,8 @@ def draft_rows(logits: Tensor, work: Sequence[DraftRow]) -> list[DraftedToken]:
         return []
     assert len(work) == len(logits), f"{len(work)} rows of work, but {len(logits)} of logits"
     rows = rows_of(work)
+    if (drawn := draw_plain(logits, rows)) is not None:
+        return _usable(*drawn)
     groups: dict[Step, list[int]] = {}
     for index, row in enumerate(rows):
         groups.setdefault(_step_for(row.state), []).append(index)
@@ -70,6 +73,13 @@ def draft_rows(logits: Tensor, work: Sequence[DraftRow]) -> list[DraftedToken]:
     if bad:
         raise UnusableLogits(sorted(bad))
     return [found[index] for index in range(len(rows))]
+
+
+def _usable(tokens: Sequence[int], scores: Sequence[float]) -> list[DraftedToken]:
+    bad = [entry for entry, score in enumerate(scores) if not math.isfinite(score)]
+    if bad:
+        raise UnusableLogits(bad)
+    return [DraftedToken(token, None) for token in tokens]
 
 
 def rows_of(work: Sequence[DraftRow]) -> list[Row]:

@@ -18,6 +18,7 @@ from outrider.sampling.draw import draw
 from outrider.sampling.host import to_host
 from outrider.sampling.logprobs import LogprobsRequest, assemble, logprobs_of
 from outrider.sampling.noise import noise_keys
+from outrider.sampling.plain import draw_plain
 from outrider.sampling.residual import JUDGES, ProposalAt
 from outrider.sampling.state import SamplingState
 from outrider.sampling.validate import validate_proposal
@@ -59,13 +60,17 @@ def verify_rows(logits: Tensor, work: Sequence[VerifyRows]) -> list[Verdict]:
         return []
     rows = [row for entry in work for row in entry.rows()]
     assert len(rows) == len(logits), f"{len(rows)} rows of work, but {len(logits)} of logits"
-    decision = _decide(logits, rows, work)
     requests = list(_logprobs_requests(work))
+    if not requests and (drawn := draw_plain(logits, rows)) is not None:
+        tokens, scores = drawn
+        _check_usable(work, scores)
+        return _verdicts(work, tokens, [0.0] * len(tokens), {})
+    decision = _decide(logits, rows, work)
     wanted = logprobs_of(logits, requests, decision.tokens) if requests else []
-    tokens, scores, thresholds, *tables = to_host([decision.tokens, decision.scores, decision.thresholds, *wanted])
+    chosen, scores, thresholds, *tables = to_host([decision.tokens, decision.scores, decision.thresholds, *wanted])
     _check_usable(work, scores)
     logprobs = assemble(requests, tables)
-    return _verdicts(work, [int(token) for token in tokens], thresholds, logprobs)
+    return _verdicts(work, [int(token) for token in chosen], thresholds, logprobs)
 
 
 @dataclass(frozen=True, slots=True)

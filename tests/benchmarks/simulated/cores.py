@@ -119,6 +119,9 @@ class SimulatedCore(ABC):
         """Begin what an order says should follow a round that has ended; a draft has no orders."""
         assert session.order is None
 
+    def claim_thread(self) -> None:  # noqa: B027 (there is no device)
+        """Nothing to claim."""
+
     def drop_peer(self, peer: SimulatedPeer) -> None:
         """The stream ended."""
         for sessions in (self.sessions, self.working):

@@ -123,7 +123,7 @@ def test_a_device_without_memory_refuses_the_pass_and_changes_nothing(
         raise torch.OutOfMemoryError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "_decoder", run_out)
+        patch.setattr(engine, "_run", run_out)
         with pytest.raises(ResourceExhausted, match="ran out of memory over 10 tokens"):
             engine.forward([Feed(sequence, text[20:])])
     assert sequence.cached == text[:20]

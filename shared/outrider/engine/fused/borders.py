@@ -1,0 +1,50 @@
+"""Where the sums of the attention are cut: at positions that are the same for every session and every pass.
+
+A *split* is a range of positions whose softmax is computed by itself; the splits of a row are then merged in order
+(flash decoding: Dao et al. 2023). The first `SHORT_SPLITS` are one `BLOCK` each, so that short contexts are computed
+side by side; later ones are longer, so that long contexts leave less to merge.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK = 128
+"""Positions that one matrix product takes."""
+
+SHORT_SPLITS = 8
+"""So many splits of a block each come first."""
+
+LONG_SPLIT = 512
+"""Positions of every later split."""
+
+DEEPEST = 256
+"""Most levels of a tree in flight: more than proposals of 127 tokens, and what is drafted ahead of them, can have."""
+
+MOST_NODES = 128
+"""Rows of a session's tree that one pass may run."""
+
+TILE_HEIGHT = 16
+"""Rows of a tile's matrix products, unless more heads than that share a key."""
+
+Ints = NDArray[Any]
+"""Integers."""
+
+
+def split_of(position: Ints) -> Ints:
+    """The number of the split in which each position lies."""
+    short = SHORT_SPLITS * BLOCK
+    return np.where(position < short, position // BLOCK, SHORT_SPLITS + (position - short) // LONG_SPLIT)
+
+
+def tile_height(shared_by: int) -> int:
+    """Rows of a tile's matrix products, where each key is shared by so many heads."""
+    return max(TILE_HEIGHT, 1 << (shared_by - 1).bit_length())
+
+
+def rows_per_tile(shared_by: int) -> int:
+    """Most positions of one session that a tile holds."""
+    return tile_height(shared_by) // shared_by

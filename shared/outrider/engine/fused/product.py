@@ -1,0 +1,179 @@
+"""The matrix products: x W^T for a few rows, bound by reading W once.
+
+Two kinds behind one seam. `LibraryProduct` is cuBLAS. `StreamProduct` is a kernel of ours whose blocks begin to fetch
+their share of the weights while the kernel before them still runs, and whose sum over K is cut at the same places for
+every number of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from outrider.engine.fused.launch import overlap_options
+
+
+class Product(Protocol):
+    """x W^T of a weight [N, K]."""
+
+    row_bytes: int
+    """Memory that the result takes a row."""
+
+    def __call__(self, x: Tensor, memory: Tensor) -> Tensor:
+        """x [T, K] -> [parts, T, N], to be summed by whoever reads it; lies in `memory`, a flat buffer of bytes."""
+        ...
+
+
+class LibraryProduct:
+    """The library's own."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight.t()
+        self.row_bytes = len(weight) * weight.element_size()
+
+    def __call__(self, x: Tensor, memory: Tensor) -> Tensor:
+        """See `Product`."""
+        output = memory.view(self._weight.dtype)[: len(x) * self._weight.shape[1]].view(len(x), -1)
+        torch.mm(x, self._weight, out=output)
+        return output[None]
+
+
+@triton.jit
+def _fetch(address):
+    """Ask for the cache line at `address` to be brought into the second-level cache."""
+    return tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])  # else a new number of rows could mean to compile it again, in mid-service
+def _stream(
+    x,  # [T, K]
+    weight,  # [N, K]
+    output,  # [PARTS, T, N]
+    rows,
+    columns,
+    depth,
+    part_depth,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+    block_depth: tl.constexpr,
+    ahead: tl.constexpr,  # blocks of the weights asked for before the inputs are there
+    overlap: tl.constexpr,
+):
+    # Blocks of rows come first, so that those that read the same weights run side by side.
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
+    part = tl.program_id(2)
+    offset = tl.arange(0, block_depth)
+    start = part * part_depth
+    source = weight + tl.minimum(column, columns - 1).to(tl.int64)[:, None] * depth + start
+    if overlap:
+        gdc_launch_dependents()
+        if ahead > 0:
+            line = tl.arange(0, block_depth // 64) * 64
+            for block in tl.static_range(ahead):
+                _fetch(source + block * block_depth + line[None, :])
+        gdc_wait()
+    within = row < rows
+    total = tl.zeros((block_columns, block_rows), tl.float32)
+    for k in range(0, part_depth, block_depth):
+        weights = tl.load(source + k + offset[None, :])
+        inputs = tl.load(
+            x + row.to(tl.int64)[None, :] * depth + start + k + offset[:, None], mask=within[None, :], other=0.0
+        )
+        total = tl.dot(weights, inputs, total, input_precision="ieee")
+    target = output + (part * rows + row.to(tl.int64)[None, :]) * columns + column[:, None]
+    tl.store(target, total.to(output.dtype.element_ty), mask=within[None, :] & (column < columns)[:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one program computes at a time, and how. It decides nothing about a result: only `parts` cuts sums."""
+
+    rows: int
+    columns: int
+    depth: int
+    stages: int
+    warps: int
+    ahead: int = 1
+
+
+MANY_COLUMNS = 264
+"""From so many blocks of 64 columns on, a product fills the card (132 multiprocessors, twice) without being cut."""
+
+
+def parts_of(columns: int, depth: int) -> int:
+    """Into how many parts the sums over `depth` are cut, for a weight [columns, depth]; the same on every card."""
+    if -(-columns // 64) >= MANY_COLUMNS:
+        return 1
+    return next((n for n in (4, 3, 2) if depth % (n * 64) == 0 and depth // n >= 128), 1)
+
+
+def tile_for(rows: int, columns: int, depth: int, parts: int) -> Tile:
+    """How a product of so many rows is computed; measured by tests/benchmarks/matrix_products.py."""
+    deep = 128 if depth // parts % 128 == 0 else 64
+    crowded = -(-(-(-columns // 64) * parts) // 132) == 3  # three blocks a multiprocessor: all there, with less each
+    if rows <= 32:
+        return Tile(16 if rows <= 16 else 32, 64, deep, 3 if crowded else 4, 4)
+    if rows <= 64:
+        if parts == 1:
+            return Tile(64, 128, deep, 4, 4)
+        return Tile(64, 64, 64, 4, 4) if crowded else Tile(64, 64, deep, 3, 4)
+    if rows <= 128 or parts > 1:
+        return Tile(128, 128, 64, 3, 8)
+    return Tile(256, 128, 64, 3, 8)
+
+
+def can_stream(weight: Tensor) -> bool:
+    """True if `StreamProduct` is there for the weight."""
+    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16) and weight.shape[1] % 64 == 0
+
+
+class StreamProduct:
+    """Our own; a Triton kernel. A row's result does not depend on how many rows there are."""
+
+    def __init__(self, weight: Tensor, tile: Tile | None = None) -> None:
+        """`tile`: the one to use for any number of rows, to measure it."""
+        columns, depth = weight.shape
+        self._parts = parts_of(columns, depth)
+        self._kind = torch.float32 if self._parts > 1 else weight.dtype
+        self.row_bytes = columns * self._parts * self._kind.itemsize
+        self._weight = weight
+        self._tile = tile
+        self._options: dict[str, Any] = overlap_options(weight.device)
+
+    def __call__(self, x: Tensor, memory: Tensor) -> Tensor:
+        """See `Product`. The parts are float32 unless there is one only."""
+        rows, depth = x.shape
+        columns, parts = len(self._weight), self._parts
+        tile = self._tile or tile_for(rows, columns, depth, parts)
+        output = memory.view(self._kind)[: parts * rows * columns].view(parts, rows, columns)
+        _stream[(triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns), parts)](
+            x,
+            self._weight,
+            output,
+            rows,
+            columns,
+            depth,
+            depth // parts,
+            block_rows=tile.rows,
+            block_columns=tile.columns,
+            block_depth=tile.depth,
+            ahead=tile.ahead,
+            num_stages=tile.stages,
+            num_warps=tile.warps,
+            **self._options,
+        )
+        return output
+
+
+def best_product(weight: Tensor) -> Product:
+    """`StreamProduct` where it is there."""
+    return StreamProduct(weight) if can_stream(weight) else LibraryProduct(weight)

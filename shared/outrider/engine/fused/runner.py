@@ -1,0 +1,181 @@
+"""Passes on the fast path: from CUDA graphs recorded for a few numbers of rows, or launched kernel by kernel."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.engine.batch import Feed
+from outrider.engine.draft_vocabulary import DraftVocabulary, widened
+from outrider.engine.fused.decoder import FusedDecoder
+from outrider.engine.fused.loop import MOST_SESSIONS, Draws, advance, collected, first_draw
+from outrider.engine.fused.plan import Plan, PlanBuffer, Shape
+from outrider.engine.runner import Chains
+from outrider.engine.sequence import KvSequence
+from outrider.sampling.device_draw import KEY_WORDS, DrawMemory, draw_into
+from outrider.sampling.state import SamplingState
+from outrider.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Numbers of rows that graphs are recorded for. More than the last are launched one kernel after the other."""
+
+
+class FusedRunner:
+    """See `outrider.engine.runner.Runner`."""
+
+    def __init__(self, decoder: FusedDecoder, plans: PlanBuffer, vocabulary: DraftVocabulary | None = None) -> None:
+        self._decoder = decoder
+        self._plans = plans
+        device = decoder.embedding.device
+        self._vocabulary = vocabulary
+        self._row_of = None if vocabulary is None else vocabulary.row_of(device)
+        self._token_ids = None if vocabulary is None else torch.tensor(vocabulary.token_ids, device=device)
+        self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._with_graphs = device.type == "cuda"
+        self._logits = torch.empty(GRAPH_ROWS[-1] * decoder.logit_bytes, dtype=torch.uint8, device=device)
+        self._pool: Any = None  # of the graphs' memory
+        self._loops: dict[int, torch.cuda.CUDAGraph] = {}
+        self._draws: Draws | None = None
+        self.last_shape: Shape | None = None  # of the last pass from a graph
+
+    def __call__(self, feeds: Sequence[Feed]) -> Tensor:
+        """Logits [R, W]; see `Runner`."""
+        if not self._plans.fits(feeds):  # two passes give the same as one
+            half = len(feeds) // 2
+            return torch.cat([self(feeds[:half]), self(feeds[half:])])
+        total = sum(len(feed) for feed in feeds)
+        wanted = sum(feed.logit_rows for feed in feeds)
+        tiles = self._plans.most_tiles(feeds)
+        logits: Tensor
+        if self._with_graphs and total <= GRAPH_ROWS[-1]:
+            shape = Shape(_bucket(total), _tile_bucket(tiles), _bucket(total))
+            self.last_shape = shape
+            slices = self._plans.fill(feeds, shape)
+            logits = self._replay(shape) if len(slices) == 1 else self._run(self._plans.plan(shape, slices))
+        else:
+            shape = Shape(total, tiles, wanted)
+            logits = self._run(self._plans.plan(shape, self._plans.fill(feeds, shape)))
+        logits = logits[:wanted]
+        return logits.clone() if self._vocabulary is None else self._named(logits)  # the memory is the next pass's
+
+    def chains(
+        self, sequences: Sequence[KvSequence], states: Sequence[SamplingState], logits: Tensor, steps: int
+    ) -> Chains | None:
+        """See `Runner`."""
+        count = len(sequences)
+        if count > MOST_SESSIONS:
+            return None
+        sessions = _bucket(count)
+        if not self._plans.fits_chains(sequences, steps, sessions):
+            return None
+        draws = self._draws or self.prepare_chains()
+        draws.set_keys(states, sessions)
+        plan = self._plans.plan(Shape(sessions, sessions, sessions))
+        self._plans.fill_chains(sequences, steps, plan.shape)
+        first_draw(logits, plan.positions[:count] + 1, draws, sessions)
+        drawn = [draws.drawn(sessions).clone()]
+        for _ in range(steps - 1):
+            if self._with_graphs:
+                self._loops[sessions].replay()
+            else:
+                self._loop_step(plan, draws)
+            drawn.append(draws.drawn(sessions).clone())
+        return collected(drawn, count)
+
+    def prepare_chains(self) -> Draws:
+        """See `Runner`."""
+        width = len(self._decoder.embedding) if self._vocabulary is None else self._vocabulary.target_size
+        draws = self._draws = Draws(MOST_SESSIONS, width, self._decoder.embedding.device)
+        for sessions in GRAPH_ROWS if self._with_graphs else ():
+            shape = Shape(sessions, sessions, sessions)
+            self._plans.fill_nothing(shape)
+            self._loops[sessions] = self._recorded_loop(self._plans.plan(shape), draws)
+        return draws
+
+    def _recorded_loop(self, plan: Plan, draws: Draws) -> torch.cuda.CUDAGraph:
+        self._loop_step(plan, draws)  # compiles the kernels
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            self._loop_step(plan, draws)
+        return graph
+
+    def _loop_step(self, plan: Plan, draws: Draws) -> None:
+        sessions = plan.shape.rows
+        drawn = draws.drawn(sessions)
+        advance(drawn, plan)
+        logits = self._named(self._run(plan))
+        draw_into(drawn, logits, draws.keys(sessions), plan.positions, 1, draws.memory)
+
+    def _named(self, logits: Tensor) -> Tensor:
+        """Logits by the target's ids."""
+        if self._vocabulary is None or self._token_ids is None:
+            return logits
+        return widened(logits, self._token_ids, self._vocabulary.target_size)
+
+    def record(self) -> None:
+        """Record the graphs of passes over one session, and over as many sessions as rows."""
+        if not self._with_graphs:
+            return
+        for rows in GRAPH_ROWS:
+            for tiles in sorted({_tile_bucket(-(-rows // self._plans.tile_rows)), rows}):
+                shape = Shape(rows, tiles, rows)
+                self._plans.fill_nothing(shape)
+                _, logits = self._graph(shape)
+        _compile_draws(self._named(logits))
+
+    def _replay(self, shape: Shape) -> Tensor:
+        graph, logits = self._graph(shape)
+        graph.replay()
+        return logits
+
+    def _graph(self, shape: Shape) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        found = self._graphs.get(shape)
+        if found is None:
+            found = self._graphs[shape] = self._recorded(shape)
+        return found
+
+    def _recorded(self, shape: Shape) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """A graph; what it reads is whatever the plan buffer holds when it is replayed."""
+        plan = self._plans.plan(shape)
+        self._run(plan)  # compiles the kernels, and lets the libraries set themselves up on this thread
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            logits = self._run(plan)
+        self._pool = graph.pool()
+        return graph, logits
+
+    def _run(self, plan: Plan) -> Tensor:
+        ids = None if self._row_of is None else self._row_of[plan.ids]
+        parts = self._decoder.run(plan, self._room(plan.shape.logit_rows), ids)
+        assert len(parts) <= 1
+        return parts[0] if len(parts) else self._decoder.embedding.new_empty(0, len(self._decoder.embedding))
+
+    def _room(self, rows: int) -> Tensor:
+        """Memory for so many rows of logits; the same for all passes that come from graphs, and never moved."""
+        size = rows * self._decoder.logit_bytes
+        return self._logits if size <= len(self._logits) else self._logits.new_empty(size)
+
+
+def _compile_draws(logits: Tensor) -> None:
+    """Let the kernels that draw be compiled before the first session needs them."""
+    rows, width = logits.shape
+    nothing = torch.zeros(KEY_WORDS + 3, rows, dtype=torch.int32, device=logits.device)
+    memory = DrawMemory(rows, width, logits.device)
+    draw_into(nothing[:2], logits, nothing[2 : 2 + KEY_WORDS], nothing[2 + KEY_WORDS], 0, memory)
+
+
+def _bucket(rows: int) -> int:
+    return GRAPH_ROWS[bisect.bisect_left(GRAPH_ROWS, rows)]
+
+
+def _tile_bucket(tiles: int) -> int:
+    """Rows of a tree have a tile each beside those that they share."""
+    return _bucket(tiles) if tiles <= GRAPH_ROWS[-1] else 2 * GRAPH_ROWS[-1]

@@ -1,0 +1,113 @@
+"""The ways to run a pass, behind one seam: the general path for any architecture, and the fused one for some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Protocol
+
+from torch import Tensor
+
+from outrider.engine.attention import PagedAttention
+from outrider.engine.batch import Batch, Feed
+from outrider.engine.decoder import Decoder, make_decoder
+from outrider.engine.draft_vocabulary import TrimmedDecoder
+from outrider.engine.kv import KvStore
+from outrider.engine.model import LoadedModel
+from outrider.engine.options import EngineOptions
+from outrider.engine.probe import LayerCall
+from outrider.engine.sequence import KvSequence
+from outrider.sampling.state import SamplingState
+from outrider.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """Tokens drawn one after another, [steps][sessions], and their scores; not finite where nothing can be drawn."""
+
+    tokens: list[list[int]]
+    scores: list[list[float]]
+
+
+class Runner(Protocol):
+    """A model and its cache's memory."""
+
+    def __call__(self, feeds: Sequence[Feed]) -> Tensor:
+        """Run the feeds, whose KV goes to their sequences' slots; logits [R, W] as `Engine.forward` returns them."""
+        ...
+
+    def chains(
+        self, sequences: Sequence[KvSequence], states: Sequence[SamplingState], logits: Tensor, steps: int
+    ) -> Chains | None:
+        """See `Engine.chains`; None where the host has to take every step."""
+        ...
+
+    def prepare_chains(self) -> object:
+        """Get ready for `chains` now, so that the first one does not have to."""
+        ...
+
+
+class GeneralRunner:
+    """Any architecture, on any device."""
+
+    def __init__(self, decoder: Decoder, store: KvStore) -> None:
+        self._decoder = decoder
+        self._store = store
+
+    def __call__(self, feeds: Sequence[Feed]) -> Tensor:
+        """See `Runner`."""
+        batch = Batch.of(feeds, self._store.device)
+        return self._decoder(batch, PagedAttention(self._store, batch))
+
+    def chains(
+        self, sequences: Sequence[KvSequence], states: Sequence[SamplingState], logits: Tensor, steps: int
+    ) -> Chains | None:
+        """See `Runner`: the host takes every step."""
+        return None
+
+    def prepare_chains(self) -> None:
+        """See `Runner`: there is nothing to prepare."""
+
+
+def general_runner(loaded: LoadedModel, calls: Mapping[int, LayerCall], store: KvStore) -> GeneralRunner:
+    """The general path, with the linear layers that are fastest there."""
+    decoder = make_decoder(loaded.module, calls)
+    if loaded.draft_vocabulary is not None:
+        decoder = TrimmedDecoder(decoder, loaded.draft_vocabulary, store.device)
+    return GeneralRunner(decoder, store)
+
+
+def make_runner(
+    loaded: LoadedModel,
+    calls: Mapping[int, LayerCall],
+    store: KvStore,
+    options: EngineOptions,
+    *,
+    context_length: int,
+    spare_block: int,
+) -> Runner:
+    """The fastest way to run the model on its device; logs which, and why not the fast path."""
+    reason = _why_not_fused(loaded, calls, options)
+    if reason is not None:
+        if loaded.device.type == "cuda":
+            log.info("%s runs on the general path: %s", loaded.info.name, reason)
+        return general_runner(loaded, calls, store)
+    from outrider.engine.fused.build import build_runner
+
+    log.info("%s runs on the fused path", loaded.info.name)
+    return build_runner(loaded, calls, store, options, context_length=context_length, spare_block=spare_block)
+
+
+def _why_not_fused(loaded: LoadedModel, calls: Mapping[int, LayerCall], options: EngineOptions) -> str | None:
+    if loaded.device.type != "cuda":
+        return "it is for CUDA devices"
+    if not options.fused:
+        return "the setting fused is off"
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    from outrider.engine.fused.decoder import why_not
+
+    return why_not(loaded.module, calls)

@@ -1,0 +1,35 @@
+"""Where a batch consists of plain rows on a GPU, kernels of our own draw them all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+
+from torch import Tensor
+
+from outrider.acceptance.params import Rule
+from outrider.sampling.distribution import Row
+from outrider.sampling.state import SamplingState
+
+
+def draw_plain(logits: Tensor, rows: Sequence[Row]) -> tuple[list[int], list[float]] | None:
+    """Tokens of `rows` of `logits` [R, W], and their scores, not finite where nothing can be drawn.
+
+    None if some row is not plain, or where there are no kernels for it.
+    """
+    if not (logits.is_cuda and _has_kernels() and all(is_plain(row.state) for row in rows)):
+        return None
+    from outrider.sampling.device_draw import draw
+
+    return draw(logits, [row.state for row in rows], [row.position for row in rows])
+
+
+def is_plain(state: SamplingState) -> bool:
+    """True if nothing but a temperature shapes the session's scores, and its draws are those of the rule match."""
+    return state.plain and (state.params.greedy or state.rule is Rule.MATCH)
+
+
+@cache
+def _has_kernels() -> bool:
+    return find_spec("triton") is not None

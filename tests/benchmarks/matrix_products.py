@@ -1,0 +1,187 @@
+"""What the products of a few rows with the weights of an 8B model cost on a GPU, and how far that is from the floor.
+
+    python -m tests.benchmarks.matrix_products [--out DIRECTORY]
+
+The floor is reading the weights once at the rate at which a plain kernel reads memory, measured here. Each product runs
+in a CUDA graph over enough copies of the weight to leave the second-level cache behind. For cuBLAS and for each tiling
+of ours it is also found out whether a row's result depends on how many rows there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.engine.fused.product import LibraryProduct, Product, StreamProduct, Tile, parts_of, tile_for
+from tests.benchmarks.record import RESULTS, save
+
+SHAPES = {
+    "query_key_value": (6144, 4096),
+    "output": (4096, 4096),
+    "gate_up": (28672, 4096),
+    "down": (4096, 14336),
+    "head": (128256, 4096),
+}
+ROWS = (1, 4, 16, 32, 64, 192, 1024)
+CACHE_BYTES = 256 << 20
+REPEATS = 7
+
+
+@triton.jit
+def _read(source, target, size, block: tl.constexpr, blocks: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * block * blocks
+    total = tl.zeros((block,), tl.float32)
+    for index in range(blocks):
+        total += tl.load(source + start + index * block + tl.arange(0, block)).to(tl.float32)
+    tl.store(target + tl.program_id(0), tl.sum(total))
+
+
+def read_rate(device: str = "cuda") -> float:
+    """Bytes a second at which a plain kernel reads device memory; the best of a few block sizes."""
+    data = torch.randn(1 << 31, dtype=torch.bfloat16, device=device)
+    best = 0.0
+    for block, blocks in ((4096, 16), (8192, 8), (8192, 32), (16384, 16)):
+        programs = data.numel() // (block * blocks)
+        target = torch.empty(programs, device=device)
+        launch = partial(_read[(programs,)], data, target, data.numel(), block=block, blocks=blocks, num_warps=8)
+        seconds = graph_seconds(launch)
+        best = max(best, data.numel() * 2 / seconds)
+    return best
+
+
+def graph_seconds(work: Callable[[], Any], inner: int = 1) -> float:
+    """Median seconds of one of the `inner` pieces of `work`, replayed as a CUDA graph."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    graph.replay()
+    samples = []
+    for _ in range(REPEATS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        samples.append(begin.elapsed_time(end) / 1000)
+    return statistics.median(samples) / inner
+
+
+def tiles(rows: int, columns: int, depth: int) -> list[Tile]:
+    """What is tried for so many rows and a weight [columns, depth]."""
+    part = depth // parts_of(columns, depth)
+    found = []
+    heights = {1: (16,), 4: (16,), 16: (16,), 32: (32,), 64: (64, 32), 192: (64, 128, 192, 256), 1024: (128, 256)}[rows]
+    for height in heights:
+        for width, deep, stages, warps in itertools.product((64, 128), (64, 128), (3, 4, 6), (4, 8)):
+            memory = (width + height) * deep * 2 * stages
+            if (
+                part % deep
+                or memory > 200_000
+                or (warps == 8 and (width < 128 or height < 64))
+                or height & (height - 1)
+            ):
+                continue
+            if rows <= 16 and warps == 8:
+                continue
+            found.append(Tile(height, width, deep, stages, warps))
+    return found
+
+
+def independent(product: Product, depth: int) -> bool:
+    """True if row i of 64 has the same bits as among fewer rows, at another place and alone."""
+    generator = torch.Generator("cuda").manual_seed(1)
+    x = torch.randn(64, depth, dtype=torch.bfloat16, device="cuda", generator=generator)
+    memory = torch.empty(2048 * product.row_bytes, dtype=torch.uint8, device="cuda")
+    whole = product(x, memory).clone()
+    for rows in (1, 2, 3, 5, 8, 13, 16, 17, 32, 33, 48):
+        for start in (0, 64 - rows):
+            if not torch.equal(product(x[start : start + rows].contiguous(), memory), whole[:, start : start + rows]):
+                return False
+    many = torch.cat([x.roll(7, 0)] * 8 + [x, x[:5]])
+    return torch.equal(product(many, memory)[:, 512:576], whole)
+
+
+def measure(make: Callable[[Tensor], Product], shape: tuple[int, int], rows: tuple[int, ...]) -> dict[str, float]:
+    """Microseconds by number of rows."""
+    columns, depth = shape
+    copies = max(2, CACHE_BYTES // (columns * depth * 2) + 1)
+    weights = [random_weight(shape) for _ in range(copies)]
+    products = [make(weight) for weight in weights]
+    memory = torch.empty(max(rows) * products[0].row_bytes, dtype=torch.uint8, device="cuda")
+    found = {}
+    for count in rows:
+        x = torch.randn(count, depth, dtype=torch.bfloat16, device="cuda")
+        turns = max(1, 16 // copies)
+        work = lambda: [product(x, memory) for _ in range(turns) for product in products]  # noqa: B023, E731
+        found[str(count)] = graph_seconds(work, inner=turns * copies) * 1e6
+    return found
+
+
+def main() -> None:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
+    parser.add_argument("--tune", nargs="*", type=int, default=[], help="numbers of rows for which tiles are compared")
+    arguments = parser.parse_args()
+    rate = read_rate()
+    print(f"reads at {rate / 1e9:.0f} GB/s", flush=True)
+    result: dict[str, Any] = {"read_bytes_per_second": rate, "shapes": {}}
+    for name in arguments.shapes:
+        columns, depth = shape = SHAPES[name]
+        parts = parts_of(*shape)
+        entry = result["shapes"][name] = {
+            "shape": shape, "parts": parts, "floor_us": columns * depth * 2 / rate * 1e6, "tiles": {},
+            "cublas_us": measure(LibraryProduct, shape, ROWS), "ours_us": measure(StreamProduct, shape, ROWS),
+            "rows_independent": {
+                kind.__name__: independent(kind(random_weight(shape)), depth)
+                for kind in (LibraryProduct, StreamProduct)
+            },
+        }  # fmt: skip
+        print(f"{name:16} floor {entry['floor_us']:6.1f}  {entry['rows_independent']}", flush=True)
+        print(f"   cublas {_row(entry['cublas_us'])}\n   ours   {_row(entry['ours_us'])}", flush=True)
+        save("matrix_products", result, arguments.out)
+        for rows in arguments.tune:
+            own = []
+            for tile in tiles(rows, *shape):
+                try:
+                    us = measure(lambda weight: StreamProduct(weight, tile), shape, (rows,))[str(rows)]  # noqa: B023
+                except Exception as error:  # a tile that does not fit
+                    own.append((1e9, repr(error)[:100]))
+                    continue
+                own.append((us, str(tile)))
+            own.sort()
+            entry["tiles"][str(rows)] = own
+            now = tile_for(rows, columns, depth, parts)
+            print(
+                f"   {rows:5} rows: "
+                + "; ".join(f"{us:.1f} {tile[5:-1]}" for us, tile in own[:3])
+                + f"  now {str(now)[5:-1]}",
+                flush=True,
+            )
+            save("matrix_products", result, arguments.out)
+
+
+def random_weight(shape: tuple[int, int]) -> Tensor:
+    """Of the size that keeps results near 1."""
+    return torch.randn(*shape, dtype=torch.bfloat16, device="cuda") * shape[1] ** -0.5
+
+
+def _row(found: dict[str, float]) -> str:
+    return " ".join(f"{value:6.1f}" for value in found.values())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Tokens a second of the whole system with the synthetic pair: real processes, real gRPC, GPUs.
+
+    python -m tests.benchmarks.pair_speed --verifier cuda:0 --draft cuda:1 [--agreement 0.8] [--concurrency 1 4 16]
+
+One verifier (8B shape) and one draft (its first 3 layers) serve several coordinators that differ in their settings, one
+after the other: plain decoding, speculation with a fixed length, the same with look-ahead, and the controller's own
+choice. Every client asks for --tokens tokens after a random prompt of --prompt tokens, at temperature 1 with a seed.
+Counted is what arrives between the last client's first token and the first client's last one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from outrider.client import AsyncClient
+from outrider_cli.process import ServiceProcess
+from tests.benchmarks.record import RESULTS, save
+
+START_TIMEOUT_S = 150.0
+SEED = 11
+VOCABULARY = 128_000
+
+
+def main() -> None:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--verifier", default="cuda:0")
+    parser.add_argument("--draft", default="cuda:1")
+    parser.add_argument("--shape", default="8b")
+    parser.add_argument("--agreement", type=float, default=0.8)
+    parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 4, 16, 32])
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--draft-tokens", type=int, default=5)
+    parser.add_argument("--modes", nargs="*", default=["plain", "fixed", "ahead", "auto"])
+    parser.add_argument("--name", default="pair_speed")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    fixed = [
+        "--fixed-length",
+        "--max-draft-tokens",
+        arguments.draft_tokens,
+        "--fallback-acceptance",
+        0,
+        "--trees",
+        "off",
+    ]
+    flags: dict[str, list[Any]] = {
+        "plain": [],
+        "fixed": [*fixed, "--look-ahead", "off"],
+        "ahead": [*fixed, "--look-ahead", "on"],
+        "auto": ["--max-draft-tokens", 8],
+    }
+    result: dict[str, Any] = {"seed": SEED, "options": {k: str(v) for k, v in vars(arguments).items()}, "runs": []}
+    with ExitStack() as stack:
+        replica = "tests.benchmarks.synthetic_replica"
+        verifier = start(
+            stack,
+            "verifier",
+            replica,
+            [
+                "verifier",
+                "--device",
+                arguments.verifier,
+                "--agreement",
+                arguments.agreement,
+                "--shape",
+                arguments.shape,
+            ],
+        )
+        draft = start(stack, "draft", replica, ["draft", "--device", arguments.draft, "--shape", arguments.shape])
+        for process in (verifier, draft):
+            wait(process)
+        for mode in arguments.modes:
+            with ExitStack() as inner:
+                more = [
+                    "--listen",
+                    "127.0.0.1:0",
+                    "--verifiers",
+                    verifier.address,
+                    "--drafts",
+                    draft.address,
+                    *flags[mode],
+                ]
+                coordinator = start(inner, "coordinator", "outrider_coordinator", more)
+                wait(coordinator)
+                for clients in arguments.concurrency:
+                    found = asyncio.run(measure(coordinator.address, clients, mode, arguments))
+                    result["runs"].append({"mode": mode, "concurrency": clients, **found})
+                    print(
+                        f"{mode:6} x {clients:3}: {found['tokens_per_second']:8.1f} tok/s,"
+                        f" {found['tokens_per_round']:.2f} a round, round {found['round_ms']:.2f} ms,"
+                        f" first token {found['first_token_ms']:.0f} ms, {found['speculation']}",
+                        flush=True,
+                    )
+                    save(arguments.name, result, arguments.out)
+
+
+def start(stack: ExitStack, role: str, module: str, flags: list[Any]) -> ServiceProcess:
+    """A process that ends with `stack`."""
+    process = ServiceProcess(role, module, [str(flag) for flag in flags], changed=threading.Condition(), log=_log)
+    stack.callback(process.stop, 5.0)
+    return process
+
+
+def _log(role: str, line: str) -> None:
+    print(f"{role}: {line}", file=sys.stderr, flush=True)
+
+
+def wait(process: ServiceProcess) -> None:
+    """Until it serves."""
+    with process._changed:
+        process._changed.wait_for(lambda: process.ended or process.address != "", START_TIMEOUT_S)
+    if not process.address:
+        raise process.describe_failure("did not start")
+
+
+async def measure(address: str, clients: int, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One sweep of as many requests as clients, after a short one that is not counted."""
+    options: dict[str, Any] = {"temperature": 1.0, "ignore_eos": True}
+    options["drafter"] = {"plain": "none", "fixed": "model", "ahead": "model", "auto": "auto"}[mode]
+
+    async def one(client: AsyncClient, seed: int, tokens: int) -> tuple[float, list[tuple[float, int]], Any]:
+        text = [
+            random.Random(seed).randrange(900 if arguments.shape == "tiny" else VOCABULARY)
+            for _ in range(arguments.prompt)
+        ]
+        chunks: list[tuple[float, int]] = []
+        started = time.perf_counter()
+        async with client.stream(token_ids=text, seed=seed, max_tokens=tokens, **options) as stream:
+            async for chunk in stream:
+                chunks.append((time.perf_counter(), len(chunk.token_ids)))
+        return started, chunks, stream.result
+
+    async with AsyncClient(address) as client:
+        await asyncio.gather(*(one(client, 1000 + seed, 48) for seed in range(clients)))
+        found = await asyncio.gather(*(one(client, SEED + seed, arguments.tokens) for seed in range(clients)))
+    begin = max(chunks[0][0] for _, chunks, _ in found)
+    end = min(chunks[-1][0] for _, chunks, _ in found)
+    counted = [count for _, chunks, _ in found for when, count in chunks if begin < when <= end]
+    gaps = [b - a for _, chunks, _ in found for (a, _), (b, _) in pairwise(chunks)]
+    stats = [result.speculation for _, _, result in found]
+    proposed = sum(each.proposed_tokens for each in stats)
+    return {
+        "tokens_per_second": sum(counted) / (end - begin),
+        "tokens_per_round": statistics.mean(count for _, chunks, _ in found for _, count in chunks),
+        "round_ms": statistics.median(gaps) * 1000,
+        "first_token_ms": statistics.median(chunks[0][0] - started for started, chunks, _ in found) * 1000,
+        "speculation": {
+            "acceptance": round(sum(each.accepted_tokens for each in stats) / proposed, 3) if proposed else None
+        },
+        "window_s": end - begin,
+        "round_ms_samples": [round(gap * 1000, 2) for gap in gaps[:400]],
+    }
+
+
+if __name__ == "__main__":
+    main()

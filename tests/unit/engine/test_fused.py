@@ -1,0 +1,112 @@
+"""The fast path computes what transformers' own modules do. Without a GPU its kernels run in Triton's interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.acceptance.tree import TokenTree
+from outrider.engine.batch import Feed
+from outrider.engine.engine import Engine
+from outrider.engine.fused.build import build_runner
+from outrider.engine.fused.runner import FusedRunner
+from outrider.engine.model import load_model
+from outrider.engine.options import EngineOptions, ModelOptions
+from outrider.engine.probe import probe_calls
+from outrider.engine.sequence import NO_TREE
+from outrider.sampling.draft import DraftRow, draft_rows
+from tests.conftest import TinyModel
+from tests.interpreter import INTERPRETED
+from tests.unit.engine.engines import assert_close, random_tokens, reference_logits
+from tests.unit.sampling.sessions import open_state
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+TREE = TokenTree((5, 6, 7, 8, 5, 9, 10), (-1, -1, 0, 1, 1, 2, 3))
+LENGTH = 12 if INTERPRETED else 230
+"""Tokens of a text. The interpreter takes about ten milliseconds for each row of a head."""
+
+
+def fused_engine(directory: Path, dtype: str = "float32", **options: Any) -> Engine:
+    """An engine that runs on the fast path, on whatever device there is."""
+    source = ModelOptions(str(directory), dtype=dtype, device=DEVICE)
+    settings = EngineOptions(**{"kv_tokens": 4096, "block_size": 8, "max_batch_tokens": 1024} | options)
+    engine = Engine(load_model(source), settings)
+    if INTERPRETED:
+        loaded = load_model(source)
+        engine._run = build_runner(
+            loaded, probe_calls(loaded.module, loaded.device), engine._store, settings,
+            context_length=engine.info.context_length, spare_block=engine._pool.num_blocks,
+        )  # fmt: skip
+    assert isinstance(engine._run, FusedRunner)
+    return engine
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_prefill_and_a_tree(tiny_model: TinyModel, name: str) -> None:
+    directory = tiny_model(name)
+    engine = fused_engine(directory)
+    tokens = random_tokens(LENGTH)
+    sequence = engine.open(tokens, LENGTH + 20)
+    engine.forward([Feed(sequence, tokens[: LENGTH - 5], want_logits=False)])
+    logits = engine.forward([Feed(sequence, tokens[LENGTH - 5 :], TREE)])
+    expected = [reference_logits(directory, tokens, DEVICE)[-1]]
+    for node in range(len(TREE)):
+        path = [TREE.tokens[each] for each in TREE.path(node)]
+        expected.append(reference_logits(directory, [*tokens, *path], DEVICE)[-1])
+    assert_close(logits, torch.stack(expected))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the bits of a GPU's arithmetic are a GPU's")
+def test_bits_do_not_depend_on_how_a_token_is_computed(tiny_model: TinyModel) -> None:
+    engine = fused_engine(tiny_model("llama"), "bfloat16")
+    tokens = random_tokens(250)
+    start = 150
+    first = engine.open(tokens, 256, salt="alone")
+    engine.forward([Feed(first, tokens[:start], want_logits=False)])
+    alone = torch.cat([engine.forward([Feed(first, [token])]) for token in tokens[start:]])
+    for width in (2, 7, 50):
+        sequence = engine.open(tokens, 256, salt=str(width))
+        engine.forward([Feed(sequence, tokens[:start], want_logits=False)])
+        rows = []
+        for place in range(start, len(tokens), width):
+            part = tokens[place : place + width]
+            rows.append(engine.forward([Feed(sequence, part[:1], TokenTree.chain(part[1:]))]))
+            sequence.cached.extend(part[1:])
+            sequence.tree = NO_TREE
+        assert torch.equal(torch.cat(rows), alone)
+
+
+@pytest.mark.parametrize("temperature", [0.8] if INTERPRETED else [0.0, 0.8])
+def test_chains_are_what_the_steps_would_have_drafted(tiny_model: TinyModel, temperature: float) -> None:
+    engine = fused_engine(tiny_model("llama"))
+    texts = [random_tokens(length, seed=length) for length in ((3, 6) if INTERPRETED else (20, 63, 200))]
+    steps = 2 if INTERPRETED else 6
+    states = [open_state(512, prompt=text, seed=5, temperature=temperature) for text in texts]
+    expected = []
+    for text, state in zip(texts, states, strict=True):
+        sequence, tokens = engine.open(text, 256, salt="steps"), list(text)
+        for _ in range(steps):
+            logits = engine.forward([Feed(sequence, tokens[len(sequence.cached) :])])
+            (drawn,) = draft_rows(logits, [DraftRow(state, len(text), tuple(tokens[len(text) :]))])
+            tokens.append(drawn.token)
+        expected.append(tokens[len(text) :])
+    sequences = [engine.open(text, 256, salt="chains") for text in texts]
+    logits = engine.forward([Feed(sequence, text) for sequence, text in zip(sequences, texts, strict=True)])
+    chains = engine.chains(sequences, states, logits, steps)
+    assert chains is not None
+    assert [list(tokens) for tokens in zip(*chains.tokens, strict=True)] == expected
+    assert [sequence.cached[len(text) :] for sequence, text in zip(sequences, texts, strict=True)] == [
+        tokens[:-1] for tokens in expected
+    ]
+    # Four rows for three sessions: the fourth stands for nothing, and must not run what an earlier chain left there.
+    third = random_tokens(4, seed=1)
+    more = engine.open(third, 256, salt="third")
+    logits = torch.cat([logits[:2], engine.forward([Feed(more, third)])])
+    for sequence, text in zip(sequences, texts, strict=False):
+        sequence.cached[len(text) :] = []
+    again = engine.chains([*sequences[:2], more], [*states[:2], states[0]], logits, steps)
+    assert again is not None
+    assert [list(tokens)[:steps] for tokens in zip(*again.tokens, strict=True)][:2] == expected[:2]

@@ -1,0 +1,48 @@
+"""The kernels that draw on a GPU draw what the tensors' mathematics does. Without a GPU, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from outrider.sampling.device_draw import DrawMemory, draw_into, plain_keys
+from outrider.sampling.distribution import Row
+from outrider.sampling.verify import _decide_greedy, _decide_sampled
+from tests.interpreter import INTERPRETED
+from tests.unit.sampling.sessions import open_state
+
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+WIDTH = 2600 if INTERPRETED else 128256
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_same_tokens_as_the_tensors(temperature: float, dtype: torch.dtype) -> None:
+    rows = 3 if INTERPRETED else 50
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    logits = (torch.randn(rows, WIDTH, generator=generator, device=DEVICE) * 3).to(dtype)
+    states = [open_state(WIDTH - 5, seed=(7 << 33) + row, temperature=temperature) for row in range(rows)]
+    entries = [Row(state, state.length, (1,) * (row % 3)) for row, state in enumerate(states)]
+    decide = _decide_greedy if temperature == 0.0 else lambda logits, rows: _decide_sampled(logits, rows, [])
+    expected = decide(logits, entries)
+    keys = torch.from_numpy(plain_keys(states)).to(DEVICE)
+    positions = torch.tensor([entry.position for entry in entries], dtype=torch.int32, device=DEVICE)
+    output = torch.empty(2, rows, dtype=torch.int32, device=DEVICE)
+    draw_into(output, logits, keys, positions - 3, 3, DrawMemory(rows, WIDTH, DEVICE))
+    assert output[0].tolist() == expected.tokens.tolist()
+    assert output[1].view(torch.float32).tolist() == expected.scores.tolist()
+
+
+def test_logits_that_allow_nothing_are_told() -> None:
+    logits = torch.zeros(3, WIDTH, device=DEVICE)
+    logits[1, 2500] = math.nan
+    logits[2] = -math.inf
+    states = [open_state(WIDTH, temperature=1.0) for _ in range(3)]
+    output = torch.empty(2, 3, dtype=torch.int32, device=DEVICE)
+    positions = torch.zeros(3, dtype=torch.int32, device=DEVICE)
+    draw_into(
+        output, logits, torch.from_numpy(plain_keys(states)).to(DEVICE), positions, 0, DrawMemory(3, WIDTH, DEVICE)
+    )
+    assert [math.isfinite(score) for score in output[1].view(torch.float32).tolist()] == [True, False, False]
