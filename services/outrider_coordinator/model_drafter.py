@@ -24,7 +24,8 @@ from outrider.protocol.items import (
     Open,
     Propose,
 )
-from outrider.rpc.replica_link import ItemError, ReplicaLink
+from outrider.rpc.exchange import ItemError
+from outrider.rpc.replica_link import ReplicaLink
 from outrider.telemetry import metrics
 from outrider.telemetry.logs import get_logger
 from outrider_coordinator.replicas import Replicas

@@ -22,7 +22,8 @@ from outrider.protocol.items import (
     VerifierRequest,
     Verify,
 )
-from outrider.rpc.replica_link import ItemError, ReplicaLink
+from outrider.rpc.exchange import ItemError
+from outrider.rpc.replica_link import ReplicaLink
 from outrider.telemetry.logs import get_logger
 from outrider_coordinator.orders import Orders
 from outrider_coordinator.replicas import Replicas

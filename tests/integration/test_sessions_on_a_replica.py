@@ -17,7 +17,8 @@ from outrider.engine.replica import Replica
 from outrider.protocol.items import Advance, Close, Drafted, FailureCode, Key, Open, Opened, Propose, Verified, Verify
 from outrider.rpc import codec
 from outrider.rpc.channel import open_channel
-from outrider.rpc.replica_link import ItemError, ReplicaLink
+from outrider.rpc.exchange import ItemError
+from outrider.rpc.replica_link import ReplicaLink
 from outrider.v1 import replica_pb2, verifier_pb2, verifier_pb2_grpc
 from tests.cluster import start_draft, start_verifier, until
 from tests.conftest import TinyModel

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc.aio
 
 from outrider.errors import DeadlineExceeded, FailedPrecondition, InternalError, OutriderError, Unavailable
-from outrider.protocol.items import PROTOCOL_VERSION, Failed, FailureCode, Key, ModelInfo
+from outrider.protocol.items import PROTOCOL_VERSION, Failed, Key, ModelInfo
 from outrider.rpc import convert
 from outrider.rpc.channel import SILENCE_S, open_channel
 from outrider.rpc.codec import Codec
+from outrider.rpc.exchange import Exchange, ItemError, Keyed, Pending
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.tls import ClientTls
 from outrider.telemetry.logs import get_logger
@@ -23,54 +23,12 @@ from outrider.v1 import model_pb2, model_pb2_grpc, replica_pb2
 log = get_logger(__name__)
 
 
-class _Keyed(Protocol):
-    @property
-    def key(self) -> Key: ...
-
-
-Item = TypeVar("Item", bound=_Keyed)
-Reply = TypeVar("Reply", bound=_Keyed)
+Item = TypeVar("Item", bound=Keyed)
+Reply = TypeVar("Reply", bound=Keyed)
 
 CONNECT_TIMEOUT_S = 10.0
 BACKOFF_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 MAX_OUTBOX = 65_536
-
-
-class ItemError(OutriderError):
-    """The replica refused or failed one item."""
-
-    def __init__(self, code: FailureCode, message: str) -> None:
-        super().__init__(f"{code}: {message}")
-        self.code = code
-        self.message = message
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange(Generic[Reply]):
-    """A reply, and what it and its request weighed on the wire."""
-
-    reply: Reply
-    wire_bytes: int
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A reply that is to come, or that came and waits for `receive`."""
-
-    sent_bytes: int
-    result: Exchange[Any] | OutriderError | None = None
-    waiter: asyncio.Future[None] | None = None
-
-    def settle(self, result: Exchange[Any] | OutriderError) -> None:
-        """Keep what came first, and wake whoever waits for it."""
-        if self.result is None:
-            self.result = result
-            _wake(self.waiter)
-
-
-def _wake(waiter: asyncio.Future[None] | None) -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)
 
 
 Pair = Callable[[ModelInfo, "model_pb2_grpc.ModelServiceAsyncStub"], Awaitable[int]]
@@ -104,7 +62,7 @@ class ReplicaLink(Generic[Item, Reply]):
         self._silence_s = silence_s
         self._outbox: list[Any] = []
         self._filled = asyncio.Event()
-        self._pending: dict[Key, _Pending] = {}
+        self._pending: dict[Key, Pending] = {}
         self._up = asyncio.Event()
         self._takes_new = asyncio.Event()
         self._leave = asyncio.Event()
@@ -151,14 +109,14 @@ class ReplicaLink(Generic[Item, Reply]):
     def expect(self, key: Key, sent_bytes: int = 0) -> None:
         """Keep the reply with this key, which is to come, until `receive` or `forget`."""
         assert key not in self._pending, "one call at a time for a key"
-        self._pending[key] = _Pending(sent_bytes)
+        self._pending[key] = Pending(sent_bytes)
 
     async def receive(self, key: Key, timeout_s: float) -> Exchange[Reply]:
         """Wait for an expected reply; raises what `call` does."""
         pending = self._pending[key]
         try:
             if pending.result is None:
-                await _settled(pending, timeout_s)
+                await pending.settled(timeout_s)
         finally:
             self.forget(key)
         if pending.result is None:
@@ -305,17 +263,6 @@ class ReplicaLink(Generic[Item, Reply]):
         self._outbox.clear()
         for pending in self._pending.values():
             pending.settle(Unavailable(f"{self.address} was lost: {_reason(error)}"))
-
-
-async def _settled(pending: _Pending, timeout_s: float) -> None:
-    """Return when there is a result, or after `timeout_s` seconds. Each round waits here; asyncio.timeout is slower."""
-    loop = asyncio.get_running_loop()
-    pending.waiter = loop.create_future()
-    timer = loop.call_later(timeout_s, _wake, pending.waiter)
-    try:
-        await pending.waiter
-    finally:
-        timer.cancel()
 
 
 async def _until_one_ends(*halves: Coroutine[Any, Any, None]) -> None:

@@ -12,7 +12,8 @@ from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.batch import Feed
 from outrider.engine.blocks import BlockPool
 from outrider.engine.fused.borders import LONG_SPLIT, SHORT_SPLITS, split_of
-from outrider.engine.fused.plan import CHAIN, Plan, PlanBuffer, Shape
+from outrider.engine.fused.placing import CHAIN
+from outrider.engine.fused.plan import Plan, PlanBuffer, Shape
 from outrider.engine.kv import SlotMoves
 from outrider.engine.sequence import NO_TREE, KvSequence
 
@@ -31,6 +32,12 @@ def make_feed(pool: BlockPool, cached: int, chain: int, tree: TokenTree = NO_TRE
     return Feed(sequence, [7] * chain, tree)
 
 
+def grown_feed(pool: BlockPool, cached: int, tree: TokenTree, grown: int) -> Feed:
+    """The last nodes of a tree whose first ones are in flight already."""
+    whole = make_feed(pool, cached, 0, tree)
+    return Feed(whole.sequence, (), tree, grown=grown)
+
+
 def random_tree(seed: int, nodes: int) -> TokenTree:
     numbers = random.Random(seed)
     parents = [ROOT if node == 0 else numbers.randint(max(ROOT, node - 4), node - 1) for node in range(nodes)]
@@ -39,7 +46,8 @@ def random_tree(seed: int, nodes: int) -> TokenTree:
 
 def some_feeds(seed: int) -> list[Feed]:
     numbers, pool = random.Random(seed), BlockPool(4000, BLOCK_SIZE)
-    return [
+    feeds = [grown_feed(pool, numbers.choice([50, 1100]), random_tree(seed, 40), 33)] if seed % 2 else []
+    return feeds + [
         make_feed(
             pool,
             cached=numbers.choice([0, 5, 120, 127, 128, 900, 1020, 1600, 2100]),

@@ -12,7 +12,8 @@ from outrider.errors import DeadlineExceeded, InternalError, Unavailable
 from outrider.protocol.items import Failed, FailureCode, Key, Verified, VerifierReply, VerifierRequest, Verify
 from outrider.rpc import codec
 from outrider.rpc.convert import verifier_reply_to_proto
-from outrider.rpc.replica_link import ItemError, ReplicaLink
+from outrider.rpc.exchange import ItemError
+from outrider.rpc.replica_link import ReplicaLink
 from outrider.v1 import model_pb2_grpc, replica_pb2, verifier_pb2
 
 Link = ReplicaLink[VerifierRequest, VerifierReply]

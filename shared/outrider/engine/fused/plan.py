@@ -17,10 +17,8 @@ from torch import Tensor
 
 from outrider.engine.batch import Feed
 from outrider.engine.fused.borders import BLOCK, DEEPEST, LONG_SPLIT, SHORT_SPLITS, Ints, rows_per_tile, split_of
+from outrider.engine.fused.placing import CHAIN, place_logit_rows, place_tree, tiles_of
 from outrider.engine.sequence import KvSequence
-
-CHAIN = 1 << 30
-"""The tree's first position, for rows that are in no tree."""
 
 COMMON_ROWS = 256
 """Passes of more rows are long, and of ever other shapes."""
@@ -241,7 +239,7 @@ class PlanBuffer:
         if self._paths_copied is not None:
             self._paths_copied.synchronize()
         for feed, end in branched:
-            _place_tree(feed, end, positions, starts, self._host_paths.numpy())
+            place_tree(feed, end, positions, starts, self._host_paths.numpy())
         self._paths[:total].copy_(self._host_paths[:total], non_blocking=True)
         if self._paths.is_cuda:
             self._paths_copied = self._paths_copied or torch.cuda.Event()
@@ -270,62 +268,14 @@ class PlanBuffer:
         branched = [(feed, int(end)) for feed, end in zip(feeds, ends, strict=True) if not feed.tree.is_chain]
         if branched:
             self._write_paths(branched, positions, starts, total)
-        found = _tiles(feeds, positions, starts, counts, ends, self.tile_rows)
+        found = tiles_of(feeds, positions, starts, counts, ends, self.tile_rows)
         for section, column in zip(tiles, found, strict=True):
             section[: len(column)] = column
             section[len(column) :] = 0
-        _place_logit_rows(np.array([feed.logit_rows for feed in feeds]), ends, logit_rows)
+        place_logit_rows(np.array([feed.logit_rows for feed in feeds]), ends, logit_rows)
         splits = split_of(positions[:total]) + 1
         slices = self._slices(shape, splits, found[0], found[0] + found[1], split_starts)
         return sections_size(shape) + used, slices
-
-
-def _place_tree(feed: Feed, end: int, positions: Ints, starts: Ints, paths: Ints) -> None:
-    """The rows of a tree that branches: positions by depth, and each row's own path."""
-    first_row = end - len(feed.tree) + feed.grown
-    base = len(feed.sequence.cached) + len(feed.tokens)  # index in the cache of the tree's first node
-    depths = feed.tree.depths()
-    steps: list[list[int]] = []
-    for node, parent in enumerate(feed.tree.parents):
-        steps.append([*(steps[parent] if parent >= 0 else ()), base + node])
-    for node in range(feed.grown, len(feed.tree)):
-        row = first_row + node - feed.grown
-        positions[row] = base - 1 + depths[node]
-        paths[row, : depths[node]] = steps[node]
-    starts[first_row:end] = base
-
-
-def _tiles(feeds: Sequence[Feed], positions: Ints, starts: Ints, counts: Ints, ends: Ints, height: int) -> list[Ints]:
-    """First row, rows, first split and one after the last split of each tile, by first row."""
-    branched = np.array([0 if feed.tree.is_chain else len(feed.tree) - feed.grown for feed in feeds])
-    rows = counts - branched  # that see a chain of keys
-    tiles = -(-rows // height)
-    owner = np.repeat(np.arange(len(rows)), tiles)
-    offset = (np.arange(len(owner)) - (np.cumsum(tiles) - tiles)[owner]) * height
-    first = (ends - counts)[owner] + offset
-    held = np.minimum(rows[owner] - offset, height)
-    found = [first, held, np.zeros_like(first), split_of(positions[first + held - 1]) + 1]
-    if not branched.any():
-        return found
-    for end, nodes in zip(ends.tolist(), branched.tolist(), strict=True):
-        if not nodes:
-            continue
-        shared = int(split_of(starts[end - 1]))  # splits before the one in which the tree begins
-        each = np.arange(end - nodes, end)
-        groups = each[::height] if shared else each[:0]
-        found[0] = np.concatenate((found[0], groups, each))
-        found[1] = np.concatenate((found[1], np.minimum(end - groups, height), np.ones_like(each)))
-        found[2] = np.concatenate((found[2], np.zeros_like(groups), np.full_like(each, shared)))
-        found[3] = np.concatenate((found[3], np.full_like(groups, shared), split_of(positions[each]) + 1))
-    order = np.argsort(found[0], kind="stable")
-    return [column[order] for column in found]
-
-
-def _place_logit_rows(wanted: Ints, ends: Ints, logit_rows: Ints) -> None:
-    owner = np.repeat(np.arange(len(wanted)), wanted)
-    found = (ends - wanted)[owner] + np.arange(len(owner)) - (np.cumsum(wanted) - wanted)[owner]
-    logit_rows[: len(found)] = found
-    logit_rows[len(found) :] = 0
 
 
 def _lengths(shape: Shape) -> list[int]:
