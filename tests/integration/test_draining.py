@@ -146,3 +146,28 @@ async def test_a_coordinator_that_ends_takes_nothing_new(tiny_model: TinyModel) 
                 await cluster.generate(PROMPT, **OPTIONS)
             assert (await stream.read()).usage.completion_tokens == 160
         await asyncio.wait_for(stopping, 30)
+
+
+async def test_who_is_left_when_a_coordinators_grace_ends_hears_unavailable(tiny_model: TinyModel) -> None:
+    """Those whose answer runs, those who wait for a place, and those who read too slowly; and all of it is freed."""
+    options = OPTIONS | {"drafter": "none", "max_tokens": 2000}
+    async with running_cluster(tiny_model("llama"), max_sessions=4) as cluster:
+        replica = cluster.verifiers[0]
+        whole = replica._worker._core.engine.available_tokens  # type: ignore[attr-defined]
+        slow = cluster.client.stream(PROMPT, **options)
+        async with slow:
+            await anext(slow)
+            asked = [asyncio.create_task(cluster.generate(PROMPT, **options)) for _ in range(12)]
+            await until(lambda: cluster.coordinator.generations.admission.waiting == 9)
+            began = time.monotonic()
+            await cluster.coordinator.server.stop(cluster.coordinator.drain, grace_s=0.1)
+            took = time.monotonic() - began
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            with pytest.raises(Unavailable, match="has ended before the call did"):
+                await slow.read()
+        assert [type(answer) for answer in answers] == [Unavailable] * 12, answers
+        assert all("this coordinator has ended before the call did" in str(answer) for answer in answers)
+        assert took < 2, "nobody's leaving was waited for in vain"
+        admission = cluster.coordinator.generations.admission
+        assert (admission.running, admission.waiting) == (0, 0)
+        await until(lambda: replica._worker._core.engine.available_tokens == whole)  # type: ignore[attr-defined]

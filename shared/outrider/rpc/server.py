@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.errors import ConfigError, InternalError
+from outrider.rpc.calls import RunningCalls
 from outrider.rpc.channel import SERVER_OPTIONS, is_loopback
 from outrider.rpc.malformed import MalformedGuard
 from outrider.rpc.tls import ServerTls
@@ -42,8 +43,10 @@ class Server:
         self._names: list[str] = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._stopping = asyncio.Event()
         self._failure: str | None = None
+        self._calls = RunningCalls()
         self.grpc = grpc.aio.server(
-            options=[*dict([*SERVER_OPTIONS, *options]).items()], interceptors=[*interceptors, MalformedGuard()]
+            options=[*dict([*SERVER_OPTIONS, *options]).items()],
+            interceptors=[self._calls, *interceptors, MalformedGuard()],
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         self.port = 0
@@ -94,7 +97,7 @@ class Server:
         self._stopping.set()
 
     async def stop(self, drain: Callable[[], Awaitable[None]], *, grace_s: float) -> None:
-        """Say NOT_SERVING, give `drain` its grace, then end what is left."""
+        """Say NOT_SERVING, give `drain` its grace, then end what is left with UNAVAILABLE."""
         log.info("%s drains for at most %g s", self.role, grace_s)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         try:
@@ -102,10 +105,11 @@ class Server:
                 await drain()
         except TimeoutError:
             log.warning("%s: work was left after %g s and is ended", self.role, grace_s)
-            await self.grpc.stop(0)
         else:
-            # The work is done, but its last messages may still be on their way out: stop(0) would cut them off.
-            await self.grpc.stop(FLUSH_S)
+            # The work is done, but its last messages may still be on their way out.
+            await self._calls.ended(FLUSH_S)
+        self._calls.cut(f"this {self.role} has ended before the call did: ask again, or another one")
+        await self.grpc.stop(FLUSH_S)
         log.info("%s stopped", self.role)
 
     @property

@@ -55,3 +55,4 @@ async def test_what_does_not_drain_in_its_grace_is_ended() -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await answer_while_stopping(5.0, drained=False)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "this test has ended before the call did" in str(caught.value.details())
