@@ -17,8 +17,8 @@ from outrider.engine.kv import KvStore, LayerShape, SlotMoves
 from outrider.engine.memory import GIB, default_kv_bytes
 from outrider.engine.model import LoadedModel
 from outrider.engine.options import EngineOptions
-from outrider.engine.probe import probe_calls
-from outrider.engine.runner import Chains, make_runner
+from outrider.engine.probe import LayerCall, probe_calls
+from outrider.engine.runner import Chains, Runner, make_runner
 from outrider.engine.selfcheck import CHECK_LENGTH, SelfCheck
 from outrider.engine.sequence import NO_TREE, KvSequence
 from outrider.errors import InvalidArgument, ModelLoadError, ResourceExhausted
@@ -42,14 +42,7 @@ class Engine:
         self._moves = SlotMoves()
         context_length = min(loaded.info.context_length, self.capacity_tokens)
         self.info = dataclasses.replace(loaded.info, context_length=context_length)
-        self._run = make_runner(
-            loaded,
-            calls,
-            self._store,
-            self.options,
-            context_length=context_length,
-            spare_block=self._pool.num_blocks,
-        )
+        self._run = self._make_runner(loaded, calls, context_length)
         if check is not None and context_length >= CHECK_LENGTH:
             check.check(self._run_check)
 
@@ -132,6 +125,25 @@ class Engine:
         for feed in feeds:
             feed.sequence.extend(feed.tokens, feed.tree)
         return logits
+
+    def _make_runner(self, loaded: LoadedModel, calls: Mapping[int, LayerCall], context_length: int) -> Runner:
+        """Raises ModelLoadError if the memory that the KV cache left is too little to compute in."""
+        try:
+            return make_runner(
+                loaded,
+                calls,
+                self._store,
+                self.options,
+                context_length=context_length,
+                spare_block=self._pool.num_blocks,
+            )
+        except torch.OutOfMemoryError as error:
+            options = self.options
+            raise ModelLoadError(
+                f"beside the weights and a KV cache of {self.capacity_tokens} tokens, {self.device} has no room to"
+                f" compute passes of {options.max_batch_tokens} tokens; lower memory_fraction,"
+                f" {options.memory_fraction}, or max_batch_tokens: {error}"
+            ) from error
 
     def _make_cache(self, shapes: Mapping[int, LayerShape], dtype: torch.dtype) -> tuple[KvStore, BlockPool]:
         """As many blocks as the options or the memory allow. Raises ModelLoadError if that is none."""

@@ -172,3 +172,12 @@ def test_a_cpu_cache_takes_no_memory_before_it_is_used() -> None:
     keys = store.layers[0].keys
     assert keys.shape == (1 << 22, 8, 128)  # 16 GiB, as much as the values
     assert keys[123].count_nonzero() == 0
+
+
+def test_no_room_to_compute_in_is_told_at_start_up(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr("outrider.engine.engine.make_runner", run_out)
+    with pytest.raises(ModelLoadError, match=r"cpu has no room to compute passes of 77 tokens; lower memory_fraction"):
+        make_engine(tiny_model("llama"), max_batch_tokens=77)
