@@ -37,25 +37,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=10_000, help="messages to send")
     parser.add_argument("--check-every", type=int, default=500, help="messages between two checks of the whole state")
+    parser.add_argument("--most-s", type=float, default=float("inf"), help="seconds after which no attack begins")
+    parser.add_argument("--name", default="fuzz", help="of the record")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     logging.getLogger().setLevel(logging.ERROR)
     torch.set_num_threads(1)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        report = asyncio.run(fuzz(Path(folder), arguments.inputs, arguments.check_every, arguments.seed))
+        report = asyncio.run(fuzz(Path(folder), arguments))
     seconds = time.perf_counter() - started
-    print(save("fuzz", record(report, arguments.seed, seconds)))
+    print(save(arguments.name, record(report, arguments.seed, seconds)))
     print(f"{report.total} inputs in {seconds:.0f} s, {report.checks} checks, {len(report.findings)} findings")
     sys.exit(bool(report.findings))
 
 
-async def fuzz(folder: Path, inputs: int, check_every: int, seed: int) -> Report:
+async def fuzz(folder: Path, arguments: argparse.Namespace) -> Report:
     """Attack a cluster of tiny models: one verifier, one draft, one coordinator."""
     target = save_model("llama", folder / "target")
     draft = save_model("llama", folder / "draft", layers=2)
     async with running_cluster(target, draft, **CLUSTER) as cluster:
-        return await Fuzzer(cluster, seed).run(inputs, check_every)
+        fuzzer = Fuzzer(cluster, arguments.seed)
+        return await fuzzer.run(arguments.inputs, arguments.check_every, arguments.most_s)
 
 
 def record(report: Report, seed: int, seconds: float) -> dict[str, Any]:

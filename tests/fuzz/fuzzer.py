@@ -17,6 +17,7 @@ from outrider.engine.replica import Replica
 from outrider.rpc.channel import open_channel
 from outrider.v1 import draft_pb2, generation_pb2, replica_pb2, verifier_pb2
 from tests.cluster import Cluster
+from tests.fuzz.impostor import try_link
 from tests.fuzz.inputs import Hostile
 from tests.fuzz.peers import Peer, deep_tree, plausible_request
 
@@ -37,7 +38,7 @@ CALLS_AT_A_TIME = 12
 class Report:
     """What was sent and what came of it."""
 
-    inputs: Counter[str] = field(default_factory=Counter)  # by server
+    inputs: Counter[str] = field(default_factory=Counter)  # by server; "link": the coordinator's end of a stream
     codes: Counter[str] = field(default_factory=Counter)  # how calls and streams ended
     checks: int = 0
     longest_stall_s: float = 0.0  # of the event loop
@@ -75,13 +76,17 @@ class Fuzzer:
         self._whole: list[int] = []
         self._errors = _Errors()
 
-    async def run(self, inputs: int, check_every: int) -> Report:
-        """Attack until so many messages were sent, four attacks at a time; check after each `check_every` of them."""
+    async def run(self, inputs: int, check_every: int, most_s: float = float("inf")) -> Report:
+        """Attack until so many messages were sent or seconds are over, four attacks at a time.
+
+        Check after each `check_every` messages.
+        """
+        ends_at = time.monotonic() + most_s
         await self._begin()
         watch = asyncio.create_task(self._watch())
         attack = next_check = 0
         try:
-            while self.report.total < inputs:
+            while self.report.total < inputs and time.monotonic() < ends_at:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._neighbour(f"during attacks {attack} to {attack + 3}"))
                     for number in range(attack, attack + 4):
@@ -159,7 +164,12 @@ class Fuzzer:
 
     async def _attack(self, number: int) -> None:
         source = random.Random(f"{self._seed}/{number}")
-        kind = source.choice(["coordinator", "verifier", "draft"])
+        kind = source.choice([*["coordinator", "verifier", "draft"] * 3, "link"])
+        if kind == "link":
+            info = self._cluster.drafts[0]._info
+            for found in await try_link(source, info, self.report.inputs, patience_s=3 * ANSWER_S):
+                self._find(f"attack {number}: the link {found}")
+            return
         if kind == "coordinator":
             address = self._cluster.address
         else:

@@ -29,6 +29,8 @@ def plausible_request(source: random.Random) -> generation_pb2.GenerateRequest:
         request.logprobs = source.randint(0, 20)
     if source.random() < 0.3:
         request.stop.extend(["zebra", "fox"][: source.randint(1, 2)])
+    if source.random() < 0.4:  # few, so that turns of one conversation meet
+        request.session_id = source.choice(["a", "b", "c"])
     return request
 
 
@@ -82,6 +84,7 @@ class Peer:
             del self.sessions[number]
             item = self._item(number, session)
             item.close.SetInParent()
+            item.close.keep_ms = self.source.choice([0, 0, 1, 500, 60_000])
             return item
         if not self.draft and self.source.random() < 0.25:
             return self._follow_up(number, session)
@@ -95,12 +98,20 @@ class Peer:
         elif self.source.random() < 0.6:
             item.propose.advance.CopyFrom(advance)
             item.propose.max_tokens = self.source.randint(0, 8)
+            item.propose.siblings.extend(self._siblings(item.propose.max_tokens))
         else:
             item.draft_ahead.advance.CopyFrom(advance)
             item.draft_ahead.in_flight.CopyFrom(self._tree(self.source.randint(0, 5)))
             item.draft_ahead.max_tokens = self.source.randint(0, 6)
             item.draft_ahead.branches.extend(self.source.randint(0, 3) for _ in range(self.source.randint(0, 6)))
+            item.draft_ahead.siblings.extend(self._siblings(item.draft_ahead.max_tokens))
         return item
+
+    def _siblings(self, length: int) -> list[int]:
+        """None, or a few beside each of the first tokens of a guess of `length`; sometimes more than may be."""
+        if self.source.random() < 0.5:
+            return []
+        return [self.source.choice([0, 1, 1, 2, 3]) for _ in range(self.source.randint(0, length))]
 
     def _follow_up(self, number: int, session: _Session) -> Any:
         """What the verifier is to begin by itself after the session's last round."""

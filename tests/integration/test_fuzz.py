@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -22,6 +24,7 @@ from outrider.v1 import draft_pb2, generation_pb2, model_pb2, replica_pb2, verif
 from tests.cluster import Cluster, running_cluster
 from tests.conftest import TinyModel
 from tests.fuzz.fuzzer import Fuzzer
+from tests.fuzz.impostor import FRAMES, try_link
 from tests.fuzz.inputs import Hostile
 
 SOURCES = st.integers(0, 2**32).map(random.Random)
@@ -40,7 +43,7 @@ async def test_hostile_messages_harm_nobody(cluster: Cluster) -> None:
     report = await Fuzzer(cluster, seed=7).run(inputs=400, check_every=150)
     assert report.findings == []
     assert report.total >= 400
-    assert len(report.inputs) == 3
+    assert len(report.inputs) == 4
     # It is no test if everything is refused at the door.
     reached = ("coordinator Generate OK", "verifier item verdict", "draft item proposal")
     assert all(report.codes[code] > 0 for code in reached), report.codes
@@ -99,6 +102,21 @@ async def test_case_27_a_frame_that_is_no_message_does_not_end_the_stream(cluste
         (reply,) = (await call.read()).replies.replies
         assert reply.HasField("opened")
         call.cancel()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("seed", [3, 9])
+async def test_a_coordinators_link_bears_what_no_replica_would_send(
+    cluster: Cluster, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once a frame that is no message ended the whole coordinator."""
+    caplog.set_level(logging.INFO, "outrider.rpc")
+    sent = Counter[str]()
+    assert await try_link(random.Random(seed), cluster.drafts[0]._info, sent, patience_s=20) == []
+    assert sent["link"] == FRAMES
+    assert "that is no message" in caplog.text
+    assert "drains for at most" in caplog.text
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def greeted(cluster: Cluster, channel: grpc.aio.Channel) -> Any:

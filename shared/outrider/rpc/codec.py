@@ -14,7 +14,8 @@ import grpc.aio
 
 from outrider.protocol.items import DraftReply, DraftRequest, VerifierReply, VerifierRequest
 from outrider.rpc import convert
-from outrider.v1 import draft_pb2, draft_pb2_grpc, replica_pb2, verifier_pb2, verifier_pb2_grpc
+from outrider.rpc.malformed import lenient
+from outrider.v1 import draft_pb2, replica_pb2, verifier_pb2
 
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
@@ -46,6 +47,7 @@ class Codec(Generic[Item, Reply]):
     replies_frame: Callable[[Iterable[Any]], Any]
     draining_frame: Callable[[replica_pb2.Draining], Any]
     open_stream: Callable[[grpc.aio.Channel], grpc.aio.StreamStreamCall[Any, Any]]
+    """Reads frames, and an Undecodable for each that is none; the stubs' own decoders would give None."""
 
 
 # Each frame takes its items in directly: a list made apart and then put in is copied twice.
@@ -86,7 +88,11 @@ VERIFIER: Codec[VerifierRequest, VerifierReply] = Codec(
     welcome_frame=lambda welcome: verifier_pb2.VerifyResponse(welcome=welcome),
     replies_frame=_verifier_replies_frame,
     draining_frame=lambda draining: verifier_pb2.VerifyResponse(draining=draining),
-    open_stream=lambda channel: verifier_pb2_grpc.VerifierServiceStub(channel).Verify(),
+    open_stream=lambda channel: channel.stream_stream(
+        "/outrider.v1.VerifierService/Verify",
+        request_serializer=verifier_pb2.VerifyRequest.SerializeToString,
+        response_deserializer=lenient(verifier_pb2.VerifyResponse.FromString),
+    )(),
 )
 
 DRAFT: Codec[DraftRequest, DraftReply] = Codec(
@@ -100,5 +106,9 @@ DRAFT: Codec[DraftRequest, DraftReply] = Codec(
     welcome_frame=lambda welcome: draft_pb2.DraftResponse(welcome=welcome),
     replies_frame=_draft_replies_frame,
     draining_frame=lambda draining: draft_pb2.DraftResponse(draining=draining),
-    open_stream=lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Draft(),
+    open_stream=lambda channel: channel.stream_stream(
+        "/outrider.v1.DraftService/Draft",
+        request_serializer=draft_pb2.DraftRequest.SerializeToString,
+        response_deserializer=lenient(draft_pb2.DraftResponse.FromString),
+    )(),
 )

@@ -25,8 +25,8 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 @dataclass(frozen=True, slots=True)
-class _Undecodable:
-    """What came in the place of a message."""
+class Undecodable:
+    """What stands in the place of a message that could not be decoded."""
 
     size: int  # bytes
 
@@ -43,7 +43,7 @@ class MalformedGuard(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler
-        decode, encode = _lenient(handler.request_deserializer), handler.response_serializer
+        decode, encode = lenient(handler.request_deserializer), handler.response_serializer
         inner: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         make: Any = {
             (False, False): grpc.unary_unary_rpc_method_handler,
@@ -55,12 +55,14 @@ class MalformedGuard(grpc.aio.ServerInterceptor):
         return make(_wrap(inner, prepare), decode, encode)  # type: ignore[no-any-return]
 
 
-def _lenient(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def lenient(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """`decode`, which gives an Undecodable where it would raise: gRPC would hand on None, and log a stack trace."""
+
     def attempt(data: bytes) -> Any:
         try:
             return decode(data)
         except DecodeError:
-            return _Undecodable(len(data))
+            return Undecodable(len(data))
 
     return attempt
 
@@ -86,14 +88,14 @@ def _wrap(inner: Callable[[Any, Any], Any], prepare: Callable[[Any], Any]) -> Ca
 
 
 def _checked(request: Any) -> Any:
-    if isinstance(request, _Undecodable):
+    if isinstance(request, Undecodable):
         raise InvalidArgument("request", f"{request.size} bytes", "a message of the method's type")
     return request
 
 
 async def _readable(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     async for request in requests:
-        if isinstance(request, _Undecodable):
+        if isinstance(request, Undecodable):
             log.warning("a frame of %d bytes that is no message was ignored", request.size)
         else:
             yield request

@@ -15,6 +15,7 @@ from outrider.rpc import convert
 from outrider.rpc.channel import SILENCE_S, open_channel
 from outrider.rpc.codec import Codec
 from outrider.rpc.exchange import Exchange, ItemError, Keyed, Pending
+from outrider.rpc.malformed import Undecodable
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.tls import ClientTls
 from outrider.telemetry.logs import get_logger
@@ -177,7 +178,7 @@ class ReplicaLink(Generic[Item, Reply]):
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await stream.write(self._codec.hello_frame(hello))
-                first = await stream.read()
+                first = await _read(stream)
         except TimeoutError:
             raise Unavailable(f"no Welcome within {CONNECT_TIMEOUT_S:g} s") from None
         if first is grpc.aio.EOF:
@@ -213,7 +214,7 @@ class ReplicaLink(Generic[Item, Reply]):
             await stream.write(self._codec.items_frame(waiting))
 
     async def _read_replies(self, stream: Any) -> None:
-        while (frame := await stream.read()) is not grpc.aio.EOF:
+        while (frame := await _read(stream)) is not grpc.aio.EOF:
             for wire in frame.replies.replies:
                 self._take(wire)
             if frame.HasField("draining"):
@@ -277,6 +278,14 @@ async def _until_one_ends(*halves: Coroutine[Any, Any, None]) -> None:
     for result in results:
         if isinstance(result, Exception) and not isinstance(result, asyncio.CancelledError):
             raise result
+
+
+async def _read(stream: Any) -> Any:
+    """The next frame, or EOF. Raise Unavailable for one that is no message: whose replies it had cannot be known."""
+    frame = await stream.read()
+    if isinstance(frame, Undecodable):
+        raise Unavailable(f"it sent a frame of {frame.size} bytes that is no message")
+    return frame
 
 
 async def _end_of(stream: Any) -> OutriderError:
