@@ -2,6 +2,7 @@
 
     prompts.py starters STARTERS.jsonl
     python -m outrider.distill.main --only collect --config starters.yaml --prompts STARTERS.jsonl ...
+    prompts.py given GIVEN.jsonl --gsm8k gsm8k_train.jsonl.gz --mbpp mbpp.jsonl
     prompts.py prompts PROMPTS.jsonl --target DIRECTORY --gsm8k gsm8k_train.jsonl.gz --mbpp mbpp.jsonl STARTED.jsonl ...
 
 A starter is the beginning of a user's turn, or of a passage; the target goes on from it (Xu et al. 2024, Magpie). No
@@ -211,9 +212,8 @@ def starters() -> Iterator[dict[str, str]]:
         yield {"raw": passage, "category": "passage"}
 
 
-def prompts(arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """Everything to be answered."""
-    order = random.Random(0)
+def given(arguments: argparse.Namespace, order: random.Random) -> Iterator[dict[str, str]]:
+    """What the target did not write."""
     with gzip.open(arguments.gsm8k, "rt") as lines:
         for line in lines:
             yield {"prompt": json.loads(line)["question"], "category": "math_reasoning"}
@@ -222,6 +222,12 @@ def prompts(arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
     for parts in itertools.product(*GERMAN):
         text = " ".join(parts) + "."
         yield {"prompt": order.choice(TRANSLATE).format(text=text), "category": "translation"}
+
+
+def prompts(arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
+    """Everything to be answered."""
+    order = random.Random(0)
+    yield from given(arguments, order)
     questions, passages = split(arguments)
     yield from questions
     for passage, other in zip(passages, order.sample(passages, len(passages)), strict=True):
@@ -250,16 +256,22 @@ def split(arguments: argparse.Namespace) -> tuple[list[dict[str, str]], list[str
 
 
 def main() -> None:
-    """Write one of the two files."""
+    """Write one of the three files."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["starters", "prompts"])
+    parser.add_argument("what", choices=["starters", "prompts", "given"])
     parser.add_argument("output", type=Path)
     parser.add_argument("started", type=Path, nargs="*")
     parser.add_argument("--target", type=Path)
     parser.add_argument("--gsm8k", type=Path)
     parser.add_argument("--mbpp", type=Path)
     arguments = parser.parse_args()
-    rows = list(starters() if arguments.what == "starters" else prompts(arguments))
+    rows = list(
+        starters()
+        if arguments.what == "starters"
+        else given(arguments, random.Random(0))
+        if arguments.what == "given"
+        else prompts(arguments)
+    )
     arguments.output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     print(f"{len(rows)} rows in {arguments.output}")
 

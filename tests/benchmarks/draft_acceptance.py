@@ -28,6 +28,7 @@ from tests.benchmarks.prompts import chat_ids, spec_bench
 from tests.benchmarks.record import save
 from tests.cluster import Cluster, running_cluster
 
+DRAFTS = ("untrained", "distilled")
 RULES = ("match", "rejection", "block")
 TEMPERATURES = (0.0, 0.7, 1.0)
 TOGETHER = 16
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--draft-tokens", type=int, default=4)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", choices=DRAFTS, action="append", help="leave the other draft out")
     parser.add_argument("--name", default="draft_acceptance")
     arguments = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(arguments.target)
@@ -65,7 +67,7 @@ async def run(arguments: argparse.Namespace, prompts: list[tuple[str, list[int]]
     """Every draft with every temperature and rule."""
     runs: list[dict[str, Any]] = []
     replica = {"device": arguments.device, "kv_tokens": 32768, "max_batch_tokens": 1024}
-    for name in ("untrained", "distilled"):
+    for name in arguments.only or DRAFTS:
         directory: Path = getattr(arguments, name)
         async with running_cluster(
             arguments.target, directory, verifier=replica, draft=replica, draft_timeout_s=30.0
