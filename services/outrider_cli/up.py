@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -40,6 +40,10 @@ def up(
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is every network of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free one.")] = 7400,
     dtype: Annotated[str | None, typer.Option(help="Number type of the models, such as bfloat16.")] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="Weights of the target: none, int8 or int4 (with outrider[quantized]).")
+    ] = None,
+    draft_quantization: Annotated[str | None, typer.Option(help="The same for the draft model.")] = None,
     device: Annotated[str | None, typer.Option(help="Where the models run, such as cpu or cuda:0.")] = None,
     as_json: options.AsJson = False,
     start_timeout: Annotated[
@@ -66,12 +70,13 @@ def up(
     with_draft = draft_model is not None or draft_layers is not None
     if drafter is Drafter.MODEL and not with_draft:
         raise typer.BadParameter("model needs --draft-model or --draft-layers", param_hint="--drafter")
+    if draft_quantization is not None and not with_draft:
+        raise typer.BadParameter("needs --draft-model or --draft-layers", param_hint="--draft-quantization")
     speculation = {
         "drafter": drafter or Drafter.AUTO,
         "max-draft-tokens": max_draft_tokens,
         "rule": rule,
     }
-    flags = [flag for name, value in speculation.items() if value is not None for flag in (f"--{name}", str(value))]
     cluster = LocalCluster(
         model,
         draft_model=draft_model,
@@ -79,15 +84,19 @@ def up(
         dtype=dtype,
         device=device,
         listen=f"{host}:{port}",
-        coordinator_flags=[*flags, *shlex.split(coordinator_flags)],
-        verifier_flags=[*_SHARED_MEMORY, *shlex.split(verifier_flags)],
-        draft_flags=[*_SHARED_MEMORY, *shlex.split(draft_flags)],
+        coordinator_flags=[*_flags(speculation), *shlex.split(coordinator_flags)],
+        verifier_flags=[*_SHARED_MEMORY, *_flags({"quantization": quantization}), *shlex.split(verifier_flags)],
+        draft_flags=[*_SHARED_MEMORY, *_flags({"quantization": draft_quantization}), *shlex.split(draft_flags)],
         with_draft=with_draft,
         start_timeout_s=start_timeout,
         log=_show_log,
     )
     with _stopped_by_signals(cluster):
         _run(cluster, model, as_json)
+
+
+def _flags(settings: Mapping[str, object]) -> list[str]:
+    return [flag for name, value in settings.items() if value is not None for flag in (f"--{name}", str(value))]
 
 
 def _run(cluster: LocalCluster, model: str, as_json: bool) -> None:

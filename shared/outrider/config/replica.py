@@ -18,6 +18,11 @@ class ReplicaSettings(RegistrySettings, ServerTlsSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Number format of the weights; auto is float32 on a CPU, the checkpoint's own on a GPU."
     )
+    quantization: Literal["none", "int8", "int4"] = Field(
+        "none",
+        description="Hold the weights of linear layers in 8 or 4 bits, by torchao (the extra quantized); int4 needs "
+        "CUDA and dtype bfloat16.",
+    )
     device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto is cuda if there is one.")
     revision: str | None = Field(None, description="Revision of a hub model.")
     trust_remote_code: bool = Field(

@@ -14,6 +14,7 @@ from outrider.engine.batch import Batch
 from outrider.engine.linear import can_pack, pack_linears
 from outrider.engine.llama import LlamaDecoder, is_llama_like
 from outrider.engine.probe import LayerCall
+from outrider.engine.quantize import NONE
 
 
 class Decoder(Protocol):
@@ -41,9 +42,12 @@ class TransformersDecoder:
         return logits if self._keeps_rows else logits[batch.logit_rows]
 
 
-def make_decoder(module: PreTrainedModel, calls: Mapping[int, LayerCall]) -> Decoder:
-    """The fastest decoder for the model; its linear layers are replaced where that is faster."""
-    if not can_pack(module.device, module.dtype):
+def make_decoder(module: PreTrainedModel, calls: Mapping[int, LayerCall], quantization: str = NONE) -> Decoder:
+    """The fastest decoder for the model; its linear layers are replaced where that is faster.
+
+    Quantized ones stay as they are: packing would bring their full weights back.
+    """
+    if quantization != NONE or not can_pack(module.device, module.dtype):
         return TransformersDecoder(module)
     pack_linears(module)
     return LlamaDecoder(module, calls) if is_llama_like(module) else TransformersDecoder(module)

@@ -16,6 +16,7 @@ from transformers.utils import logging
 from outrider.engine.draft_vocabulary import DraftVocabulary
 from outrider.engine.memory import GIB, free_bytes
 from outrider.engine.options import ModelOptions
+from outrider.engine.quantize import NONE, check_quantization, quantize, quantized_layers, weight_bytes
 from outrider.engine.support import check_config, check_model_class
 from outrider.engine.tokenizer_files import export_tokenizer
 from outrider.errors import ModelLoadError
@@ -38,6 +39,7 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     draft_vocabulary: DraftVocabulary | None = None
+    quantization: str = NONE  # of the linear layers' weights
 
 
 def load_model(options: ModelOptions, progress: Progress | None = None) -> LoadedModel:
@@ -52,10 +54,14 @@ def load_model(options: ModelOptions, progress: Progress | None = None) -> Loade
     if options.layers is not None:
         _keep_layers(text_config, options.layers)
     dtype = _dtype(options.dtype, text_config, device)
-    parameters = _count_parameters(config, options)
-    _check_memory(parameters, dtype, device)
+    check_quantization(options.quantization, dtype, device)
+    source.check_unquantized(config, options.quantization)
+    outline = _outline(config, options)
+    parameters = sum(parameter.numel() for parameter in outline.parameters())
+    _check_memory(outline, options.quantization, dtype, device)
     report(f"loading {parameters / 1e6:,.0f} M parameters as {dtype} on {device}")
-    module = _load_module(source, config, dtype, device)
+    module = _load_module(source, config, dtype)
+    _place(module, source.name, options.quantization, device, report)
     tokenizer = source.load(AutoTokenizer)
     files = export_tokenizer(tokenizer)
     tokens = tokens_by_id(tokenizer.get_vocab())
@@ -65,7 +71,7 @@ def load_model(options: ModelOptions, progress: Progress | None = None) -> Loade
         name=source.name,
         architecture=type(module).__name__,
         parameters=parameters,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=_describe_dtype(dtype, options.quantization),
         device=str(device),
         context_length=_context_length(text_config),
         vocabulary_fingerprint=fingerprint(tokens),
@@ -73,7 +79,7 @@ def load_model(options: ModelOptions, progress: Progress | None = None) -> Loade
         eos_token_ids=_eos_token_ids(module, tokenizer),
         hardware=hardware_name(device),
     )
-    return LoadedModel(module, info, files, device, dtype, trimmed)
+    return LoadedModel(module, info, files, device, dtype, trimmed, options.quantization)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,14 @@ class _Source:
         if found is not None and found.rows != width:
             raise ModelLoadError(f"{self.name}: the model has {width} rows, its draft vocabulary {found.rows}")
         return found
+
+    def check_unquantized(self, config: Any, quantization: str) -> None:
+        """Raise ModelLoadError if the weights are quantized in a way of their own. (GGUF's are unpacked.)"""
+        own = "gguf_file" not in self.arguments and getattr(config, "quantization_config", None)
+        if quantization != NONE and own:
+            raise ModelLoadError(
+                f"quantization is {quantization}, but the weights of {self.name} are quantized already; set it to none"
+            )
 
     def load(self, kind: Any, **more: Any) -> Any:
         """`kind.from_pretrained`, with its failures in words of ours."""
@@ -182,27 +196,40 @@ def _keep_layers(config: Any, layers: int) -> None:
     config.num_hidden_layers = layers
 
 
-def _count_parameters(config: Any, options: ModelOptions) -> int:
-    """How many parameters a model of this configuration has; checks its class on the way. Allocates nothing."""
+def _describe_dtype(dtype: torch.dtype, quantization: str) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return name if quantization == NONE else f"{name} with {quantization} weights"
+
+
+def _outline(config: Any, options: ModelOptions) -> PreTrainedModel:
+    """A model of this configuration on the meta device; checks its class on the way. Allocates nothing."""
     try:
         with torch.device("meta"):
-            module = AutoModelForCausalLM.from_config(config, trust_remote_code=options.trust_remote_code)
+            module: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=options.trust_remote_code
+            )
     except Exception as error:  # a configuration can be wrong in as many ways as there are architectures
         raise ModelLoadError(f"no causal language model can be made of this configuration: {error}") from error
     check_model_class(module)
-    return sum(parameter.numel() for parameter in module.parameters())
+    return module
 
 
-def _check_memory(parameters: int, dtype: torch.dtype, device: torch.device) -> None:
-    needed, free = parameters * dtype.itemsize, free_bytes(device)
+def _check_memory(outline: PreTrainedModel, quantization: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ModelLoadError if the device has no room for the weights.
+
+    A GPU gets them quantized, and one layer after another; a CPU's memory holds them in full before that.
+    """
+    small, full = weight_bytes(outline, quantization, dtype), weight_bytes(outline, NONE, dtype)
+    needed, free = full if device.type == "cpu" else small, free_bytes(device)
     if needed > free:
+        held = f"{dtype} with {quantization} weights" if needed < full else str(dtype)
         raise ModelLoadError(
-            f"the weights need {needed / GIB:.1f} GiB as {dtype}, but {device} has {free / GIB:.1f} GiB left;"
+            f"the weights need {needed / GIB:.1f} GiB as {held}, but {device} has {free / GIB:.1f} GiB left;"
             " use a smaller dtype or model"
         )
 
 
-def _load_module(source: _Source, config: Any, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def _load_module(source: _Source, config: Any, dtype: torch.dtype) -> PreTrainedModel:
     more: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": "eager"}
     if "gguf_file" in source.arguments:
         more |= _dequantize()
@@ -210,13 +237,20 @@ def _load_module(source: _Source, config: Any, dtype: torch.dtype, device: torch
     lacking = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
     if lacking:  # transformers would go on with random ones
         raise ModelLoadError(f"{source.name} has no fitting weights for {lacking[0]} ({len(lacking)} such)")
-    try:
-        module.to(device)
-    except torch.OutOfMemoryError as error:
-        raise ModelLoadError(f"{source.name} does not fit into the memory of {device}: {error}") from error
     module.eval()
     module.requires_grad_(False)
     return module
+
+
+def _place(module: PreTrainedModel, name: str, quantization: str, device: torch.device, report: Progress) -> None:
+    """Bring the module to its device, quantized on the way there: the device never holds all of it in full."""
+    try:
+        if quantization != NONE:
+            report(f"quantizing {len(quantized_layers(module, quantization))} linear layers as {quantization}")
+            quantize(module, quantization, device)
+        module.to(device)
+    except torch.OutOfMemoryError as error:
+        raise ModelLoadError(f"{name} does not fit into the memory of {device}: {error}") from error
 
 
 def _dequantize() -> dict[str, Any]:

@@ -15,6 +15,7 @@ class ModelOptions:
     layers: int | None = None  # keep only the first decoder layers: an early-exit draft
     revision: str | None = None  # of a hub model
     trust_remote_code: bool = False
+    quantization: str = "none"  # none, int8 or int4: the weights of linear layers, held so by torchao
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ def load(settings: ReplicaSettings) -> tuple[LoadedModel, Engine]:
         layers=settings.layers,
         revision=settings.revision,
         trust_remote_code=settings.trust_remote_code,
+        quantization=settings.quantization,
     )
     loaded = load_model(options, progress=log.info)
     engine = Engine(

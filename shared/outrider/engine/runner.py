@@ -17,6 +17,7 @@ from outrider.engine.kv import KvStore
 from outrider.engine.model import LoadedModel
 from outrider.engine.options import EngineOptions
 from outrider.engine.probe import LayerCall
+from outrider.engine.quantize import NONE
 from outrider.engine.sequence import KvSequence
 from outrider.sampling.state import SamplingState
 from outrider.telemetry.logs import get_logger
@@ -74,7 +75,7 @@ class GeneralRunner:
 
 def general_runner(loaded: LoadedModel, calls: Mapping[int, LayerCall], store: KvStore) -> GeneralRunner:
     """The general path, with the linear layers that are fastest there."""
-    decoder = make_decoder(loaded.module, calls)
+    decoder = make_decoder(loaded.module, calls, loaded.quantization)
     if loaded.draft_vocabulary is not None:
         decoder = TrimmedDecoder(decoder, loaded.draft_vocabulary, store.device)
     return GeneralRunner(decoder, store)
@@ -106,6 +107,8 @@ def _why_not_fused(loaded: LoadedModel, calls: Mapping[int, LayerCall], options:
         return "it is for CUDA devices"
     if not options.fused:
         return "the setting fused is off"
+    if loaded.quantization != NONE:
+        return f"its weights are quantized as {loaded.quantization}"
     if find_spec("triton") is None:
         return "triton is not installed"
     from outrider.engine.fused.decoder import why_not

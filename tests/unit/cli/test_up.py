@@ -57,6 +57,7 @@ def test_up_says_what_to_do_next(stand_ins: StandIns) -> None:
 
 def test_speculation_flags_reach_the_coordinator(stand_ins: StandIns) -> None:
     flags = ("--draft-model", "small", "--max-draft-tokens", "3", "--rule", "rejection", "--dtype", "bfloat16")
+    flags += ("--quantization", "int4", "--draft-quantization", "int8")
     with up(*flags, "--coordinator-flags", "--log-level 'debug'", "--json") as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -65,6 +66,9 @@ def test_speculation_flags_reach_the_coordinator(stand_ins: StandIns) -> None:
     speculation = '"--drafter", "auto", "--max-draft-tokens", "3", "--rule", "rejection", "--log-level", "debug"'
     assert speculation in logs
     assert '"--model", "small", "--dtype", "bfloat16"' in logs
+    for role, weights in (("verifier", "int4"), ("draft", "int8")):
+        (line,) = (line for line in logs.splitlines() if line.startswith(role) and "flags [" in line)
+        assert f'"--quantization", "{weights}"' in line
 
 
 def test_up_ends_with_a_clear_error_if_a_service_dies(stand_ins: StandIns) -> None:
