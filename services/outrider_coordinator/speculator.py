@@ -59,6 +59,8 @@ class Speculator:
         """
         ahead, self._foreseen = await self._look_ahead.take(committed) if self._look_ahead else (None, None)
         levels: dict[Source, int] = {}
+        most = self._most_nodes() if max_tokens and self._drafters else 0
+        max_tokens = min(max_tokens, most)
         if max_tokens:
             levels = {source: level for source, each in self._drafters.items() if (level := each.level(committed))}
         self._levels, self._longest = levels, max_tokens
@@ -66,7 +68,7 @@ class Speculator:
             self._up_to_date = False
             self._control.went_on(levels, Choice(promised.source, promised.tree.depth))
             return promised
-        nodes = min(self._session.node_budget_after(0), self._most_nodes()) if levels else 0
+        nodes = min(self._session.node_budget_after(0), most) if levels else 0
         choice = self._control.decide(levels, max_tokens, ahead.tree.depth if ahead else 0, nodes)
         if not choice.length:
             return NO_PROPOSAL
@@ -82,7 +84,7 @@ class Speculator:
         """`proposal`, after `committed`, is being verified: let the draft work on meanwhile."""
         self._control.begin(len(proposal))
         if self._look_ahead is not None:
-            self._look_ahead.begin(committed, proposal.tree, max_tokens)
+            self._look_ahead.begin(committed, proposal.tree, min(max_tokens, self._longest))
 
     def goes_on_plainly(self, proposal: Proposal) -> bool:
         """Whether a plain round follows this one, whatever comes of it, and something remains to be said then.

@@ -203,6 +203,17 @@ async def test_case_21_a_short_draft_context_stops_speculation_not_the_answer(ti
         assert [answer.token_ids for answer in answers] == [expected.token_ids] * 2
 
 
+async def test_replicas_that_take_short_proposals_get_short_ones(tiny_model: TinyModel) -> None:
+    """A longer one that the request would allow was an internal error once."""
+    target, options = tiny_model("llama"), OPTIONS | {"max_draft_tokens": 20}
+    async with running_cluster(target, target, verifier={"max_proposal": 7}, look_ahead="on") as cluster:
+        expected = await cluster.generate(PROMPT, drafter="none", **options)
+        for drafter in ("ngram", "model", "auto"):
+            answer = await cluster.generate(PROMPT, drafter=drafter, **options)
+            assert answer.token_ids == expected.token_ids
+            assert answer.speculation.proposed_tokens > 0
+
+
 async def test_case_29_metric_sums_equal_usage_sums(tiny_model: TinyModel) -> None:
     from opentelemetry import metrics
     from opentelemetry.sdk.metrics import MeterProvider

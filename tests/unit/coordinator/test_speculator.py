@@ -81,6 +81,14 @@ async def test_without_room_nobody_is_asked() -> None:
     assert model.lengths == []
 
 
+async def test_no_guess_is_longer_than_the_replicas_take() -> None:
+    one, ngram = session(), CountingUp(Source.NGRAM, 1)
+    control = ScriptedControl(Choice(Source.NGRAM, 3))
+    speculator = Speculator(one, control, {Source.NGRAM: ngram}, most_nodes=lambda: 3)
+    await speculator.propose(one.committed, 5)
+    assert control.asked == [({Source.NGRAM: 1}, 3)]
+
+
 async def test_it_learns_from_rounds_but_not_from_prefills_and_catching_up() -> None:
     one = session()
     for up_to_date in (False, True):
