@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.routing.choose import Candidate
@@ -18,6 +19,7 @@ class Placement:
     address: str
     tokens: int  # KV it may come to need
     found: Binding | None = None  # what the session was bound to when the place was chosen
+    text: Sequence[bytes] = ()  # the beginnings of its text
     binding: Binding | None = None
 
 

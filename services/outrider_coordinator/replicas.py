@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from outrider.errors import Unavailable
 from outrider.protocol.items import DraftReply, DraftRequest, VerifierReply, VerifierRequest
 from outrider.routing.choose import Candidate, choose
+from outrider.routing.prefixes import PrefixMemory, beginnings
 from outrider.routing.records import Role
 from outrider.routing.store import Binding, Store
 from outrider.routing.view import View
@@ -57,6 +59,7 @@ class Replicas:
         self._on_verifiers, self._on_drafts = on_verifiers, on_drafts = Placements(name), Placements(name)
         self._verifiers: Links[VerifierLink] = Links(lambda at: let_go_when_idle(verifier(at), on_verifiers), verifiers)
         self._drafts: Links[DraftLink] = Links(lambda at: let_go_when_idle(draft(at), on_drafts), drafts)
+        self._prefixes = PrefixMemory()
         self._started = asyncio.Event()
 
     async def run(self) -> None:
@@ -110,21 +113,33 @@ class Replicas:
     # Sessions on verifiers: placed, opened there by the caller, bound, released
 
     async def place_verifier(
-        self, session: int, tokens: int, timeout_s: float, *, avoid: Collection[str] = (), conversation: str = ""
+        self,
+        session: int,
+        tokens: int,
+        timeout_s: float,
+        *,
+        avoid: Collection[str] = (),
+        conversation: str = "",
+        text: Sequence[int] = (),
+        salt: str = "",
     ) -> VerifierLink:
         """A verifier for a session that may need KV for `tokens`; the caller opens it there, then binds it.
 
-        A turn of a `conversation` goes where the last one went. Waits for a verifier at most `timeout_s` seconds, then
+        A turn of a `conversation` goes where the last one went; a `text` where its beginning was opened before, for the
+        same `salt`. Waits for a verifier at most `timeout_s` seconds, then
         raises Unavailable.
         """
         name = conversation or self._named(session)
         found = await self._store.find(name)
+        known = beginnings(text, salt)
         deadline = time.monotonic() + timeout_s
         while True:
             bound_to = _still_there(found, self._verifiers)
-            link = self._choose(name, self._verifiers, self._on_verifiers, tokens, bound_to=bound_to, avoid=avoid)
+            link = self._choose(
+                name, self._verifiers, self._on_verifiers, tokens, bound_to=bound_to, avoid=avoid, known=known
+            )
             if link is not None:
-                self._on_verifiers.add(session, Placement(name, link.address, tokens, found))
+                self._on_verifiers.add(session, Placement(name, link.address, tokens, found, known))
                 return link
             if (remaining := deadline - time.monotonic()) <= 0:
                 raise Unavailable(f"no verifier is connected: {self._verifiers.states()}")
@@ -141,6 +156,7 @@ class Replicas:
             raise Unavailable(f"the session is bound to {stands.replica} by {stands.owner}")
         if stands.owner == self._name:
             placement.binding = stands
+        self._prefixes.remember(_started_as(link), placement.text)
 
     def hands_over(self, link: VerifierLink, tokens: int) -> bool:
         """True once a session that needs KV for `tokens` should leave a verifier that drains, for another one."""
@@ -186,17 +202,25 @@ class Replicas:
         *,
         bound_to: str | None = None,
         avoid: Collection[str] = (),
+        known: Sequence[bytes] = (),
     ) -> Link | None:
-        candidates = self._candidates(links, placements)
+        candidates = self._candidates(links, placements, known)
         address = choose(name, candidates, bound_to=bound_to, tokens=tokens, avoid=avoid)
         return next((link for link in links if link.address == address), None)
 
-    def _candidates(self, links: Links[Any], placements: Placements) -> list[Candidate]:
-        """The replicas that are connected and take sessions."""
-        return [
-            placements.candidate(link.address, links.records.get(link.address), listed=links.listed(link.address))
+    def _candidates(self, links: Links[Any], placements: Placements, known: Sequence[bytes] = ()) -> list[Candidate]:
+        """The replicas that are connected and take sessions; `known` are the beginnings of a session's text."""
+        found = [
+            (
+                link,
+                placements.candidate(link.address, links.records.get(link.address), listed=links.listed(link.address)),
+            )
             for link in links
             if link.takes_new
+        ]
+        return [
+            replace(candidate, cached_tokens=self._prefixes.cached_tokens(_started_as(link), known))
+            for link, candidate in found
         ]
 
     def _named(self, session: int) -> str:
@@ -210,3 +234,8 @@ def _still_there(found: Binding | None, links: Iterable[VerifierLink] | Iterable
         return None
     now = {link.address: link.welcome.incarnation for link in links if link.welcome is not None}
     return found.replica if now.get(found.replica) == found.incarnation else None
+
+
+def _started_as(link: ReplicaLink[Any, Any]) -> str:
+    """A replica as it was started last: after a restart it holds nothing of before."""
+    return f"{link.address} {link.welcome.incarnation if link.welcome is not None else ''}"

@@ -179,7 +179,13 @@ class TargetBinding:
         request = self._session.request
         number = self._session.number
         link = await self._replicas.place_verifier(
-            number, request.max_length, self._failover_s, avoid=avoid, conversation=self._session.conversation
+            number,
+            request.max_length,
+            self._failover_s,
+            avoid=avoid,
+            conversation=self._session.conversation,
+            text=committed,
+            salt=request.tenant,
         )
         self._link, self._epoch, self._known = link, next(self._epochs), len(committed)
         self._orders = Orders(link, self._key)

@@ -21,6 +21,8 @@ from outrider.routing.choose import Candidate, choose
         ([Candidate("a", 0, draining=True)], {}, None),
         ([Candidate("a", 9, cached_tokens=64), Candidate("b", 1)], {}, "a"),
         ([Candidate("a", 9, cached_tokens=64), Candidate("b", 1, cached_tokens=64)], {}, "b"),
+        ([Candidate("a", 10, cached_tokens=64), Candidate("b", 1)], {}, "b"),
+        ([Candidate("a", 20, cached_tokens=128), Candidate("b", 9, cached_tokens=64), Candidate("c", 1)], {}, "b"),
         ([Candidate("a", 0, free_tokens=10), Candidate("b", 9, free_tokens=11)], {"tokens": 11}, "b"),
         ([Candidate("a", 0, free_tokens=10), Candidate("b", 9, free_tokens=9)], {"tokens": 11}, "a"),
         ([Candidate("a", 0), Candidate("b", 9, free_tokens=11)], {"tokens": 11}, "a"),
