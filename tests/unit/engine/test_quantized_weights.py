@@ -30,7 +30,7 @@ from outrider.engine.selfcheck import SelfCheck
 from outrider.errors import ModelLoadError
 from tests.conftest import TinyModel
 from tests.tiny_gguf import write_gguf
-from tests.tiny_models import SMALL, build_tokenizer
+from tests.tiny_models import SMALL, VOCABULARY_SIZE, build_tokenizer
 from tests.unit.engine.engines import random_tokens
 
 CUDA = torch.device("cuda:0")
@@ -55,11 +55,11 @@ def options(directory: Path, quantization: str = "int8", **more: Any) -> ModelOp
     return ModelOptions(str(directory), quantization=quantization, **({"dtype": "float32", "device": "cpu"} | more))
 
 
-def make_wide(directory: Path, *, tied: bool) -> Path:
+def make_wide(directory: Path, *, tied: bool, **more: Any) -> Path:
     """A Llama whose layers int4 has groups for, and neither of whose widths the kernel takes without padding."""
     torch.manual_seed(5)
     sizes = {"hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(**SMALL | sizes, tie_word_embeddings=tied, initializer_range=0.3)
+    config = LlamaConfig(**SMALL | sizes | more, tie_word_embeddings=tied, initializer_range=0.3)
     LlamaForCausalLM(config).save_pretrained(directory)
     build_tokenizer().save_pretrained(directory)
     return directory
@@ -192,6 +192,21 @@ def test_first_layers_and_gguf_files(tmp_path: Path, wide: Path) -> None:
     packed = load_model(options(write_gguf(tmp_path / "tiny.gguf")))
     assert packed.info.dtype == "float32 with int8 weights"
     Engine(packed, EngineOptions(kv_tokens=512))
+
+
+def test_a_trimmed_vocabulary(tmp_path: Path) -> None:
+    """The head is quantized with rows of its own; the logits are numbered as the target's."""
+    ids = tuple(range(100, 400))
+    directory = make_wide(tmp_path / "draft", tied=False, vocab_size=len(ids) + 1)
+    (directory / "draft_vocabulary.json").write_text(json.dumps({"token_ids": ids, "target_size": VOCABULARY_SIZE}))
+    loaded = load_model(options(directory))
+    assert isinstance(loaded.module.lm_head.weight, TorchAOBaseTensor)
+    text, rows = list(ids[5:15]), torch.arange(5, 15)[None]
+    with torch.inference_mode():
+        own = loaded.module(rows, use_cache=False).logits[0, -1]
+    engine = Engine(loaded, EngineOptions(kv_tokens=512))
+    (logits,) = engine.forward([Feed(engine.open(text, 32), text)])
+    torch.testing.assert_close(logits[100:400], own[:-1], atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma3", "gpt_oss"])
