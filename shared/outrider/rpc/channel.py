@@ -37,6 +37,7 @@ SERVER_OPTIONS = [
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
 ]
 
 
@@ -48,7 +49,10 @@ def open_channel(address: str, tls: ClientTls | None = None, *, silence_s: float
     options = [
         *CHANNEL_OPTIONS,
         ("grpc.keepalive_time_ms", round(silence_s * 2000 / 3)),
+        # The first is about a network that acknowledges nothing, the second, a minute if unset, about a process that
+        # hangs: its machine still acknowledges every byte.
         ("grpc.keepalive_timeout_ms", round(silence_s * 1000 / 3)),
+        ("grpc.http2.ping_timeout_ms", round(silence_s * 1000 / 3)),
     ]
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
