@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from outrider.errors import ResourceExhausted
+from outrider.telemetry import metrics
 
 _RETRY_S = (1.0, 30.0)
 """Least and longest time after which a refused client is told to try again."""
@@ -61,6 +62,7 @@ class Admission:
         turn = asyncio.get_running_loop().create_future()
         self._queues.setdefault(client, deque()).append(turn)
         self.waiting += 1
+        metrics.waiting.add(1)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await turn
@@ -100,12 +102,14 @@ class Admission:
             return
         queue.remove(turn)
         self.waiting -= 1
+        metrics.waiting.add(-1)
         if not queue:
             del self._queues[client]
 
     def _take(self, client: str) -> None:
         self._held[client] += 1
         self.running += 1
+        metrics.running.add(1)
         self._empty.clear()
 
     def _give_back(self, client: str) -> None:
@@ -113,6 +117,7 @@ class Admission:
         if not self._held[client]:
             del self._held[client]
         self.running -= 1
+        metrics.running.add(-1)
         self._pass_on()
         if self.running == 0:
             self._empty.set()

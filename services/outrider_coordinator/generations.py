@@ -219,6 +219,7 @@ def _record(session: Session) -> None:
     reason = session.finish.reason.value if session.finish is not None else "error"
     metrics.requests.add(1, {"reason": reason})
     metrics.prompt_tokens.add(len(session.request.prompt))
+    metrics.cached_tokens.add(session.counts.cached_tokens)
     metrics.completion_tokens.add(session.completion_tokens)
     metrics.rounds.add(session.counts.rounds, drafter)
     for (source, length), rounds in session.counts.lengths.items():

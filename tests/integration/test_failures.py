@@ -214,13 +214,19 @@ async def test_replicas_that_take_short_proposals_get_short_ones(tiny_model: Tin
             assert answer.speculation.proposed_tokens > 0
 
 
-async def test_case_29_metric_sums_equal_usage_sums(tiny_model: TinyModel) -> None:
+@pytest.fixture(scope="module")
+def reader() -> Any:
+    """Reads the metrics of this process, which has one meter provider for good."""
     from opentelemetry import metrics
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-    reader = InMemoryMetricReader()
-    metrics.set_meter_provider(MeterProvider([reader]))
+    made = InMemoryMetricReader()
+    metrics.set_meter_provider(MeterProvider([made]))
+    return made
+
+
+async def test_case_29_metric_sums_equal_usage_sums(tiny_model: TinyModel, reader: Any) -> None:
     target = tiny_model("llama")
     async with running_cluster(target, target, draft={"layers": 2}) as cluster:
         requests = [
@@ -231,11 +237,38 @@ async def test_case_29_metric_sums_equal_usage_sums(tiny_model: TinyModel) -> No
         grown = {name: value - before.get(name, 0) for name, value in _sums(reader).items()}
     assert grown["outrider.tokens.completion"] == sum(answer.usage.completion_tokens for answer in answers)
     assert grown["outrider.tokens.prompt"] == sum(answer.usage.prompt_tokens for answer in answers)
+    assert grown["outrider.tokens.cached"] == sum(answer.usage.cached_tokens for answer in answers)
     assert grown["outrider.tokens.proposed"] == sum(answer.speculation.proposed_tokens for answer in answers)
     assert grown["outrider.tokens.accepted"] == sum(answer.speculation.accepted_tokens for answer in answers)
     assert grown["outrider.guess_lengths"] == grown["outrider.rounds"]
     assert grown["outrider.rounds"] == sum(answer.speculation.rounds for answer in answers)
     assert grown["outrider.requests"] == len(answers)
+
+
+async def test_levels_tell_what_runs_waits_and_is_held_and_come_back(tiny_model: TinyModel, reader: Any) -> None:
+    names = ("outrider.requests.running", "outrider.requests.waiting", "outrider.kv.blocks")
+
+    def levels() -> list[int]:
+        sums = _sums(reader)
+        return [sums.get(name, 0) for name in names]
+
+    async with running_cluster(tiny_model("llama"), max_sessions=1) as cluster:
+        long, whole = [*range(20, 60)], free_tokens(cluster)
+        await cluster.generate(long, **OPTIONS)
+        await until(lambda: free_tokens(cluster) == whole)
+        before = levels()  # blocks that other tests' replicas held when they ended stay counted
+        cached_before = _sums(reader)["outrider.tokens.cached"]
+        async with cluster.client.stream(token_ids=long, **(OPTIONS | {"max_tokens": 190})) as stream:
+            await anext(stream)
+            waiting = asyncio.create_task(cluster.generate(PROMPT, **OPTIONS))
+            await until(lambda: cluster.coordinator.generations.admission.waiting == 1)
+            # 40 + 190 tokens in blocks of 16, those found in the cache included.
+            assert [now - then for now, then in zip(levels(), before, strict=True)] == [1, 1, 15]
+            answer = await stream.read()
+        await waiting
+        await until(lambda: levels() == before)
+        assert answer.usage.cached_tokens == 32
+        assert _sums(reader)["outrider.tokens.cached"] == cached_before + 32 + (await waiting).usage.cached_tokens
 
 
 def _sums(reader: Any) -> dict[str, int]:

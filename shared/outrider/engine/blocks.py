@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from outrider.engine.idle import IdleBlocks
 from outrider.engine.runs import FreeRuns
 from outrider.errors import ResourceExhausted
+from outrider.telemetry import metrics
 
 Digest = bytes
 """Names a full block by its tokens, every token before them, and the salt."""
@@ -88,19 +89,23 @@ class BlockPool:
         taken = self._free.take(fresh, shared[-1] + 1 if shared else None)
         for block in taken:
             self._holders[block] = 1
+        metrics.kv_blocks.add(revived + fresh)
         return taken
 
     def release(self, blocks: Sequence[int]) -> None:
         """Let go of a session's blocks, given in its order. Published ones stay cached, the last evicted first."""
+        let_go = 0
         for block in reversed(blocks):
             assert self._holders[block] > 0
             self._holders[block] -= 1
             if self._holders[block]:
                 continue
+            let_go += 1
             if block in self._digest_by_block or block in self._place_of_part:
                 self._cached.add(block)
             else:
                 self._free.add(block)
+        metrics.kv_blocks.add(-let_go)
 
     def publish(self, block: int, digest: Digest) -> None:
         """Offer a held, full block to later sessions; does nothing if another block already has this content."""

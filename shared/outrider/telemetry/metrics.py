@@ -1,6 +1,7 @@
-"""Counters of committed work, through OpenTelemetry's API: free until a process installs a meter provider.
+"""Counters of committed work and levels of what is held, through OpenTelemetry's API.
 
-Every counter counts tokens that clients receive, never steps: their sums equal the sums of the usage reports.
+Free until a process installs a meter provider. Every counter of tokens counts those that clients receive, never steps:
+their sums equal the sums of the usage reports. A level is back where it was when nothing runs any more.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ _meter = metrics.get_meter("outrider")
 
 requests = _meter.create_counter("outrider.requests", unit="{request}", description="Finished generations, by reason")
 prompt_tokens = _meter.create_counter("outrider.tokens.prompt", unit="{token}", description="Prompt tokens")
+cached_tokens = _meter.create_counter(
+    "outrider.tokens.cached", unit="{token}", description="Prompt tokens whose KV was there already"
+)
 completion_tokens = _meter.create_counter("outrider.tokens.completion", unit="{token}", description="Emitted tokens")
 proposed_tokens = _meter.create_counter("outrider.tokens.proposed", unit="{token}", description="Proposed tokens")
 accepted_tokens = _meter.create_counter(
@@ -34,6 +38,15 @@ drafted_ahead = _meter.create_counter(
 )
 preemptions = _meter.create_counter(
     "outrider.preemptions", unit="{session}", description="Sessions that gave their KV up for another client's"
+)
+running = _meter.create_up_down_counter(
+    "outrider.requests.running", unit="{request}", description="Generations that have a place now"
+)
+waiting = _meter.create_up_down_counter(
+    "outrider.requests.waiting", unit="{request}", description="Generations that wait for a place now"
+)
+kv_blocks = _meter.create_up_down_counter(
+    "outrider.kv.blocks", unit="{block}", description="KV blocks that a replica's open sessions hold now"
 )
 registry_up = _meter.create_gauge("outrider.registry.up", description="1 while the registry answers, 0 while not")
 registry_failures = _meter.create_counter(
