@@ -131,16 +131,11 @@ def _sorted_lines(out: Path) -> list[str]:
     return sorted((out / "answers.jsonl").read_text().splitlines())
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_interrupted_training_ends_with_the_same_weights(
-    distilled: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, optimizer: str
+    distilled: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, out = distilled
-    again = distillation(target, out, None, ["train"], training=OPTIONS["training"] | {"optimizer": optimizer})
-    (out / CHECKPOINT).unlink()
-    again.run()
-    whole = torch.load(out / CHECKPOINT, weights_only=True)
-    assert whole["history"][-1]["kl"] < whole["history"][0]["kl"]
+    expected = torch.load(out / CHECKPOINT, weights_only=True)["student"]
     (out / CHECKPOINT).unlink()
     original = Trainer.losses
 
@@ -151,12 +146,12 @@ def test_interrupted_training_ends_with_the_same_weights(
 
     monkeypatch.setattr(Trainer, "losses", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        again.run()
+        distillation(target, out, None, ["train"]).run()
     monkeypatch.undo()
     assert torch.load(out / CHECKPOINT, weights_only=True)["step"] == 20
-    again.run()
+    distillation(target, out, None, ["train"]).run()
     found = torch.load(out / CHECKPOINT, weights_only=True)["student"]
-    assert all(torch.equal(found[name], whole["student"][name]) for name in whole["student"])
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_reading_the_texts_once_or_every_time_ends_alike(distilled: tuple[Path, Path]) -> None:
