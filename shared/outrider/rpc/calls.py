@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
+from outrider.rpc.handlers import taken_apart
+
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
@@ -47,13 +49,7 @@ class RunningCalls(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        inner: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        make: Any = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[handler.request_streaming, handler.response_streaming]
+        inner, make = taken_apart(handler)
         return make(self._noted(inner), handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
 
     def _noted(self, inner: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -16,6 +16,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from outrider.errors import InvalidArgument
+from outrider.rpc.handlers import taken_apart
 from outrider.rpc.status import errors_as_status
 from outrider.telemetry.logs import get_logger
 
@@ -44,13 +45,7 @@ class MalformedGuard(grpc.aio.ServerInterceptor):
         if handler is None or handler.request_deserializer is None:
             return handler
         decode, encode = lenient(handler.request_deserializer), handler.response_serializer
-        inner: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        make: Any = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[handler.request_streaming, handler.response_streaming]
+        inner, make = taken_apart(handler)
         prepare = _readable if handler.request_streaming else _checked
         return make(_wrap(inner, prepare), decode, encode)  # type: ignore[no-any-return]
 

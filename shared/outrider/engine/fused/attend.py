@@ -198,7 +198,6 @@ class Workspace:
     """What the splits leave for the merge: room for so many `entries`, one for a split of a row."""
 
     def __init__(self, entries: int, heads: int, size: int, device: torch.device) -> None:
-        self.entries = entries
         self.sums = torch.empty(entries, heads, size, dtype=torch.float32, device=device)
         self.peaks = torch.empty(entries, heads, dtype=torch.float32, device=device)
         self.totals = torch.empty_like(self.peaks)

@@ -75,20 +75,19 @@ class FusedDecoder:
         ]
         self._norm = add_norm(model.norm)
         self._head: Product = product(module.lm_head.weight.detach())
-        self.heads: int = config.num_attention_heads
+        heads: int = config.num_attention_heads
         first = calls[0].shape
-        self.shared_by = self.heads // first.kv_heads
         like, hidden, size = self.embedding, config.hidden_size, first.key_size
         bytes_ = rows * max(block.widest for block in self._blocks)
         self._buffers = Buffers(
             residual=like.new_empty(rows, hidden),
             normed=like.new_empty(rows, hidden),
-            query=like.new_empty(rows, self.heads, size),
-            attended=like.new_empty(rows, self.heads, size),
+            query=like.new_empty(rows, heads, size),
+            attended=like.new_empty(rows, heads, size),
             activated=like.new_empty(rows, config.intermediate_size),
             projected=like.new_empty(bytes_, dtype=torch.uint8),
             branch=like.new_empty(bytes_, dtype=torch.uint8),
-            workspace=Workspace(split_entries, self.heads, size, like.device),
+            workspace=Workspace(split_entries, heads, size, like.device),
         )
 
     def run(self, plan: Plan, logits: Tensor, ids: Tensor | None = None) -> Tensor:
