@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import grpc.aio
 
@@ -14,7 +18,7 @@ from outrider.client.convert import generate_request
 from outrider.errors import ResourceExhausted
 from outrider.rpc import api_key
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.cluster import running_cluster, until
+from tests.cluster import Cluster, running_cluster, until
 from tests.conftest import TinyModel
 
 PROMPT = [*range(20, 40)]
@@ -27,6 +31,21 @@ def key_file(folder: Path, *names: str) -> Path:
     return path
 
 
+@contextmanager
+def slow_passes(cluster: Cluster, seconds: float = 0.03) -> Iterator[None]:
+    """Each pass of the verifiers takes so long: nothing ends while a request is on its way to its queue."""
+    with ExitStack() as stack:
+        for replica in cluster.verifiers:
+            core = replica._worker._core
+
+            def step(fast: Callable[[], Any] = core.step) -> Any:
+                time.sleep(seconds)
+                return fast()
+
+            stack.enter_context(mock.patch.object(core, "step", step))
+        yield
+
+
 async def test_a_flood_of_one_key_does_not_hold_up_another(tiny_model: TinyModel, tmp_path: Path) -> None:
     keys = key_file(tmp_path, "flood", "calm")
     async with (
@@ -35,13 +54,17 @@ async def test_a_flood_of_one_key_does_not_hold_up_another(tiny_model: TinyModel
         AsyncClient(cluster.address, api_key="calm") as calm,
     ):
         admission = cluster.coordinator.generations.admission
-        tasks = [asyncio.create_task(flood.generate(token_ids=PROMPT, **OPTIONS)) for _ in range(20)]
-        await until(lambda: admission.waiting == 12 and sum(task.done() for task in tasks) >= 6)
-        for _ in range(2):
-            before = sum(task.done() for task in tasks)
-            await calm.generate(token_ids=PROMPT, **OPTIONS)
-            # Two of the flood's were running, and two may have begun in between.
-            assert sum(task.done() for task in tasks) - before <= 4
+        await calm.generate(token_ids=PROMPT, **OPTIONS)
+        with slow_passes(cluster):
+            tasks = [asyncio.create_task(flood.generate(token_ids=PROMPT, **OPTIONS)) for _ in range(20)]
+            await until(lambda: admission.waiting == 12 and sum(task.done() for task in tasks) >= 6)
+            for _ in range(2):
+                asked = asyncio.create_task(calm.generate(token_ids=PROMPT, **OPTIONS))
+                await until(lambda: "calm" in admission._queues or asked.done())  # noqa: B023 (awaited in this turn)
+                before = sum(task.done() for task in tasks)
+                await asked
+                # Two of the flood's were running, and two may have begun in between.
+                assert sum(task.done() for task in tasks) - before <= 4
         results = await asyncio.gather(*tasks, return_exceptions=True)
         refused = [result for result in results if isinstance(result, BaseException)]
         assert len(refused) == 6
@@ -63,14 +86,14 @@ async def test_a_flood_that_fills_the_kv_cache_gives_way_and_loses_no_token(
         AsyncClient(cluster.address, api_key="flood") as flood,
         AsyncClient(cluster.address, api_key="calm") as calm,
     ):
-        expected = await flood.generate(token_ids=PROMPT, **long)
+        expected = await calm.generate(token_ids=PROMPT, **long)
         room = cluster.coordinator.generations.room
-        tasks = [asyncio.create_task(flood.generate(token_ids=PROMPT, **long)) for _ in range(4)]
-        await until(lambda: room.waiting == 2)
-        before = sum(task.done() for task in tasks)
-        answer = await calm.generate(token_ids=PROMPT, **(long | {"max_tokens": 8}))
+        with slow_passes(cluster):
+            tasks = [asyncio.create_task(flood.generate(token_ids=PROMPT, **long)) for _ in range(4)]
+            await until(lambda: room.waiting == 2)
+            answer = await calm.generate(token_ids=PROMPT, **(long | {"max_tokens": 8}))
+            assert not any(task.done() for task in tasks)  # it did not wait for any to end
         assert answer.token_ids == expected.token_ids[:8]
-        assert sum(task.done() for task in tasks) == before == 0  # it did not wait for any to end
         assert [(await task).token_ids for task in tasks] == [expected.token_ids] * 4
         assert (room.waiting, room._guests, room._held) == (0, {}, {})
 
@@ -99,11 +122,16 @@ async def test_without_keys_a_connection_from_here_is_a_client(tiny_model: TinyM
         grpc.aio.insecure_channel(cluster.address, [("grpc.use_local_subchannel_pool", 1)]) as own_connection,
     ):
         other = GenerationServiceStub(own_connection)
-        generations = cluster.coordinator.generations
-        tasks = [asyncio.create_task(cluster.generate(PROMPT, **OPTIONS)) for _ in range(12)]
-        await until(lambda: generations.admission.waiting == 11)
+        admission = cluster.coordinator.generations.admission
         request = generate_request(None, {"token_ids": PROMPT, **OPTIONS})
-        responses = [response async for response in other.Generate(request, timeout=20)]
+        with slow_passes(cluster):
+            tasks = [asyncio.create_task(cluster.generate(PROMPT, **OPTIONS)) for _ in range(12)]
+            await until(lambda: admission.waiting == 11)
+            call = other.Generate(request, timeout=20)
+            await until(lambda: len(admission._queues) == 2 or call.done())
+            before = sum(task.done() for task in tasks)
+            responses = [response async for response in call]
+            between = sum(task.done() for task in tasks) - before
         assert responses[-1].finished.usage.completion_tokens == 8
-        assert sum(task.done() for task in tasks) <= 3
+        assert between <= 2  # the one that ran, and one whose turn it was
         await asyncio.gather(*tasks)
