@@ -1,6 +1,6 @@
 """What a round takes when drafting is hidden behind verification: real coordinator and streams, simulated replicas.
 
-    python -m tests.benchmarks.look_ahead_overlap [--verify-ms 10] [--draft-share 0.6] [--acceptance 0.8]
+    python -m tests.benchmarks.look_ahead_overlap [--verify-ms 10] [--draft-share 0.6] [--acceptance 0.8] [--awake]
 
 The replicas (tests/benchmarks/simulated) only wait: a verify step takes --verify-ms, a proposal of K tokens
 --draft-share of that. A round's time is the time between two chunks at the client, batch 1, with look-ahead off and on
@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from contextlib import nullcontext
 from typing import Any
 
 from outrider.client import Client
 from tests.benchmarks.record import save
+from tests.benchmarks.simulated.awake import awake_cores
 from tests.benchmarks.simulated.cluster import simulated_cluster
 
 WARM_UP = 20
@@ -32,22 +34,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1000, help="of each answer")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--adaptive", action="store_true", help="let the controller choose lengths, and what misses do")
+    parser.add_argument("--awake", action="store_true", help="keep the cores from sleeping, see simulated/awake.py")
     parser.add_argument("--name", default="look_ahead_overlap")
     arguments = parser.parse_args()
     samples: dict[str, list[tuple[float, int]]] = {"plain": [], "off": [], "on": []}
     told: dict[str, list[Any]] = {"plain": [], "off": [], "on": []}
-    step_ms = arguments.draft_share * arguments.verify_ms / arguments.draft_tokens
-    verifier = ["--step-ms", arguments.verify_ms, "--acceptance", arguments.acceptance]
-    draft = ["--step-ms", step_ms, "--acceptance", arguments.acceptance]
-    for mode in ("off", "on"):
-        flags = ["--look-ahead", mode, "--max-draft-tokens", arguments.draft_tokens]
-        flags += [] if arguments.adaptive else ["--fixed-length"]
-        with simulated_cluster(verifier, draft, flags) as (address, _), Client(address) as client:
-            for seed in range(arguments.turns):
-                for name, drafter in (("plain", "none"), (mode, "model")):
-                    times, stats = answer(client, drafter, seed, arguments.tokens)
-                    samples[name] += times
-                    told[name].append(stats)
+    with awake_cores() if arguments.awake else nullcontext():
+        for mode in ("off", "on"):
+            measure(mode, arguments, samples, told)
     summary = {name: row(samples[name], told[name]) for name in samples}
     overhead = summary["on"]["median_ms"] - arguments.verify_ms
     path = save(
@@ -58,6 +52,23 @@ def main() -> None:
     for name, values in summary.items():
         print(f"{name:6}", {key: round(value, 3) for key, value in values.items()})
     print(f"a round with look-ahead takes {overhead:.2f} ms more than a verify step of {arguments.verify_ms:g} ms")
+
+
+def measure(
+    mode: str, arguments: argparse.Namespace, samples: dict[str, list[tuple[float, int]]], told: dict[str, list[Any]]
+) -> None:
+    """Plain answers and such with a draft in turns, look-ahead off or on."""
+    step_ms = arguments.draft_share * arguments.verify_ms / arguments.draft_tokens
+    verifier = ["--step-ms", arguments.verify_ms, "--acceptance", arguments.acceptance]
+    draft = ["--step-ms", step_ms, "--acceptance", arguments.acceptance]
+    flags = ["--look-ahead", mode, "--max-draft-tokens", arguments.draft_tokens]
+    flags += [] if arguments.adaptive else ["--fixed-length"]
+    with simulated_cluster(verifier, draft, flags) as (address, _), Client(address) as client:
+        for seed in range(arguments.turns):
+            for name, drafter in (("plain", "none"), (mode, "model")):
+                times, stats = answer(client, drafter, seed, arguments.tokens)
+                samples[name] += times
+                told[name].append(stats)
 
 
 def answer(client: Client, drafter: str, seed: int, count: int) -> tuple[list[tuple[float, int]], Any]:
