@@ -68,9 +68,13 @@ async def running_cluster(
     verifier: dict[str, Any] | None = None,
     draft: dict[str, Any] | None = None,
     wait_for_drafts: bool = True,
+    more_drafts: Sequence[str] = (),
     **coordinator: Any,
 ) -> AsyncIterator[Cluster]:
-    """Verifiers of `target`, one draft for each of `drafts`, a coordinator, a client."""
+    """Verifiers of `target`, one draft for each of `drafts`, a coordinator, a client.
+
+    `more_drafts` are the addresses of drafts that the test has started itself.
+    """
     async with AsyncExitStack() as stack:
         targets = [await start_verifier(target, **(verifier or {})) for _ in range(verifiers)]
         helpers = [await start_draft(path, **(draft or {})) for path in drafts]
@@ -78,7 +82,7 @@ async def running_cluster(
             stack.push_async_callback(replica.stop)
         settings = CoordinatorSettings(
             verifiers=[address for _, address in targets],
-            drafts=[address for _, address in helpers],
+            drafts=[*(address for _, address in helpers), *more_drafts],
             **({"listen": "127.0.0.1:0", "default_max_tokens": 32} | coordinator),
         )
         parts = Coordinator(settings)

@@ -33,4 +33,16 @@ def hands_over(link: ReplicaLink[Any, Any], others: Sequence[Candidate], tokens:
     """
     if link.hands_over_at is None or time.monotonic() < link.hands_over_at:
         return False
+    return _have_room(others, tokens)
+
+
+def moves_at_once(link: ReplicaLink[Any, Any], others: Sequence[Candidate], tokens: int) -> bool:
+    """True if a draft drains and another one is there for a session that needs KV for `tokens`.
+
+    No part of its grace is waited for: while it is opened elsewhere the session only goes without guesses.
+    """
+    return link.hands_over_at is not None and _have_room(others, tokens)
+
+
+def _have_room(others: Sequence[Candidate], tokens: int) -> bool:
     return any(not other.draining and (other.free_tokens is None or other.free_tokens >= tokens) for other in others)

@@ -8,9 +8,10 @@ import time
 from collections.abc import Sequence
 
 from outrider.acceptance.choice import Choice
+from outrider.acceptance.guesses import validate_foreseen, validate_guess
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal
 from outrider.acceptance.tree import TokenTree
-from outrider.errors import OutriderError
+from outrider.errors import InternalError, InvalidArgument, OutriderError
 from outrider.protocol.items import (
     Advance,
     Close,
@@ -22,6 +23,7 @@ from outrider.protocol.items import (
     FailureCode,
     Key,
     Open,
+    Opened,
     Propose,
 )
 from outrider.rpc.exchange import ItemError
@@ -40,7 +42,8 @@ class ModelDrafter:
     """A draft model behind DraftService.
 
     Opening never holds a round up: until the draft is open there is no proposal. A draft that fails or is late is let
-    go, and asked for again after a while; the session goes on without it.
+    go, and asked for again after a while; the session goes on without it. So is one that answers what it was not asked
+    for. One that drains is left for another between two rounds, if there is one.
     """
 
     def __init__(
@@ -122,11 +125,12 @@ class ModelDrafter:
         self._known = self._drafted_at = base  # what follows on the stream is handled after it
         try:
             exchange = await self._link.call(item, self._timeout_s)
+            reply = self._checked_ahead(exchange.reply, in_flight, wanted, sum(branches))
         except OutriderError as error:
             await self._give_up(error)
             return None
         self._session.counts.wire_bytes += exchange.wire_bytes
-        return exchange.reply if isinstance(exchange.reply, DraftedAhead) else None
+        return reply
 
     async def close(self) -> None:
         """Free the session on the draft, even while it opens; a conversation's KV is kept for its next turn."""
@@ -149,27 +153,73 @@ class ModelDrafter:
         exchange = await self._link.call(item, self._timeout_s)
         self._session.counts.wire_bytes += exchange.wire_bytes
         self._known = self._drafted_at = base
-        return exchange.reply.proposal if isinstance(exchange.reply, Drafted) else NO_PROPOSAL
+        return self._checked(exchange.reply, choice)
+
+    def _checked(self, reply: DraftReply, asked: Choice) -> Proposal:
+        """The guess, if it is one that was asked for. Raise InternalError if not: the verifier would refuse it."""
+        if not isinstance(reply, Drafted):
+            raise self._wrong(f"{type(reply).__name__} for a guess")
+        try:
+            validate_guess(
+                reply.proposal,
+                asked,
+                self._session.request.speculation.rule,
+                vocabulary_size=self._replicas.known_target.model.vocabulary_size,
+            )
+        except InvalidArgument as error:
+            raise self._wrong(error) from error
+        return reply.proposal
+
+    def _checked_ahead(self, reply: DraftReply, in_flight: TokenTree, asked: Choice, most: int) -> DraftedAhead:
+        """The same for what it foresees of the round in flight: at most `most` outcomes."""
+        if not isinstance(reply, DraftedAhead):
+            raise self._wrong(f"{type(reply).__name__} for what it foresees")
+        try:
+            validate_foreseen(
+                [(each.node, each.next_token, each.proposal) for each in reply.foreseen],
+                in_flight,
+                most,
+                asked,
+                self._session.request.speculation.rule,
+                vocabulary_size=self._replicas.known_target.model.vocabulary_size,
+            )
+        except InvalidArgument as error:
+            raise self._wrong(error) from error
+        return reply
+
+    def _wrong(self, answer: object) -> InternalError:
+        return InternalError(f"{self._link.address if self._link else 'the draft'} answered wrongly: {answer}")
 
     def _is_open(self, committed: Sequence[int]) -> bool:
         """True once the draft holds the session; starts opening it where that is due."""
         if self._opening is None:
-            if self._link is None and time.monotonic() >= self._next_try:
+            due = time.monotonic() >= self._next_try if self._link is None else self._is_to_move(self._link)
+            if due:
                 name = f"open draft of session {self._session.number}"
                 self._opening = asyncio.create_task(self._open(tuple(committed)), name=name)
+                return False
             return self._link is not None
         if self._opening.done():
             self._opening = None
             return self._link is not None
         return False
 
+    def _is_to_move(self, link: DraftLink) -> bool:
+        """True if the draft drains and another one has room: it can open the session there at once."""
+        return self._replicas.draft_moves(link, self._session.request.max_length + self._allowance)
+
     async def _open(self, committed: tuple[int, ...]) -> None:
+        if self._link is not None:
+            log.info("session %d leaves %s, which drains", self._session.number, self._link.address)
+            await self._leave(self._link)
         try:
             link = await self._replicas.bind_draft(self._session.number, conversation=self._session.conversation)
             self._link, self._epoch, self._known = link, next(self._epochs), len(committed)
             self._drafted_at = 0
             exchange = await link.call(self._open_item(committed), self._timeout_s)
             self._session.counts.wire_bytes += exchange.wire_bytes
+            if not isinstance(exchange.reply, Opened):
+                raise self._wrong(f"{type(exchange.reply).__name__} for an opening")
         except OutriderError as error:
             await self._give_up(error)
 
@@ -195,9 +245,12 @@ class ModelDrafter:
         log.warning("session %d goes on without its draft: %s", self._session.number, error)
         metrics.fallbacks.add(1, {"cause": "draft"})
         if self._link is not None:
-            link, self._link = self._link, None
-            link.tell(Close(self._key(self._known)))
-            await self._replicas.release_draft(self._session.number, link)
+            await self._leave(self._link)
+
+    async def _leave(self, link: DraftLink) -> None:
+        self._link = None
+        self._session.counts.wire_bytes += link.tell(Close(self._key(self._known)))
+        await self._replicas.release_draft(self._session.number, link)
 
     def _key(self, base_length: int) -> Key:
         return Key(self._session.number, self._epoch, base_length)

@@ -21,7 +21,7 @@ from outrider.rpc.channel import SILENCE_S
 from outrider.rpc.replica_link import ReplicaLink
 from outrider.rpc.tls import ClientTls
 from outrider.telemetry import metrics
-from outrider_coordinator.draining import hands_over, leave_if_idle, let_go_when_idle
+from outrider_coordinator.draining import hands_over, leave_if_idle, let_go_when_idle, moves_at_once
 from outrider_coordinator.links import Links
 from outrider_coordinator.pairing import Pairing, Target
 from outrider_coordinator.placements import Placement, Placements
@@ -182,6 +182,12 @@ class Replicas:
             raise Unavailable(f"no draft is connected: {self._drafts.states()}")
         self._on_drafts.add(session, Placement(name, link.address, 0, found))
         return link
+
+    def draft_moves(self, link: DraftLink, tokens: int) -> bool:
+        """True if a session that needs KV for `tokens` should leave a draft that drains, for another one."""
+        if link.hands_over_at is None:
+            return False
+        return moves_at_once(link, self._candidates(self._drafts, self._on_drafts), tokens)
 
     async def release_draft(self, session: int, link: DraftLink, *, keep_s: float = 0.0) -> None:
         """The session is no longer on that draft; its conversation is bound to it for `keep_s` seconds."""

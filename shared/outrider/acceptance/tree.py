@@ -93,8 +93,13 @@ def validate_tree(tree: TokenTree, *, vocabulary_size: int, max_nodes: int) -> N
         raise InvalidArgument("proposal.tree.parents", len(tree.parents), f"as many as tokens, {len(tree.tokens)}")
     if len(tree) > max_nodes:
         raise InvalidArgument("proposal.tree.tokens", len(tree), f"at most {max_nodes} long")
-    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-        if not 0 <= token < vocabulary_size:
-            raise InvalidArgument(f"proposal.tree.tokens[{node}]", token, f"a token id below {vocabulary_size}")
+    if not tree.tokens:
+        return
+    if not (min(tree.tokens) >= 0 and max(tree.tokens) < vocabulary_size):
+        node = next(node for node, token in enumerate(tree.tokens) if not 0 <= token < vocabulary_size)
+        raise InvalidArgument(f"proposal.tree.tokens[{node}]", tree.tokens[node], f"a token id below {vocabulary_size}")
+    if tree.is_chain:
+        return
+    for node, parent in enumerate(tree.parents):
         if not ROOT <= parent < node:
             raise InvalidArgument(f"proposal.tree.parents[{node}]", parent, f"from -1 to {node - 1}")

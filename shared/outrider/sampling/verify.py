@@ -21,7 +21,7 @@ from outrider.sampling.noise import noise_keys
 from outrider.sampling.plain import draw_plain
 from outrider.sampling.residual import JUDGES, ProposalAt
 from outrider.sampling.state import SamplingState
-from outrider.sampling.validate import validate_proposal
+from outrider.acceptance.validate import validate_proposal
 
 
 @dataclass(frozen=True, slots=True)

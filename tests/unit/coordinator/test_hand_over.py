@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.routing.choose import Candidate
-from outrider_coordinator.draining import hands_over, leave_if_idle
+from outrider_coordinator.draining import hands_over, leave_if_idle, moves_at_once
 from outrider_coordinator.placements import Placement, Placements
 
 ROOMY = Candidate("b:1", free_tokens=100)
@@ -40,6 +40,21 @@ def test_a_session_moves_after_half_the_grace_if_another_has_room(
 ) -> None:
     at = None if hands_over_in_s is None else time.monotonic() + hands_over_in_s
     assert hands_over(link(at), others, 100) is expected
+
+
+@pytest.mark.parametrize(
+    ("drains", "others", "expected"),
+    [
+        (False, [ROOMY], False),
+        (True, [ROOMY], True),  # no part of the grace is waited for
+        (True, [UNKNOWN], True),
+        (True, [], False),
+        (True, [Candidate("b:1", free_tokens=99)], False),
+        (True, [Candidate("b:1", free_tokens=100, draining=True)], False),
+    ],
+)
+def test_a_session_leaves_a_draft_that_drains_at_once(drains: bool, others: list[Candidate], expected: bool) -> None:
+    assert moves_at_once(link(time.monotonic() + 60.0 if drains else None), others, 100) is expected
 
 
 def test_a_coordinator_leaves_with_its_last_session() -> None:

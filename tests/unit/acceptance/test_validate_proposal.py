@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, SparseQ
 from outrider.acceptance.tree import ROOT, TokenTree
+from outrider.acceptance.validate import MAX_Q_ENTRIES, validate_proposal
 from outrider.errors import InvalidArgument
-from outrider.sampling.validate import MAX_Q_ENTRIES, validate_proposal
 
 FORK = TokenTree((1, 2), (ROOT, ROOT))
 

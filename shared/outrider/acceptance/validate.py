@@ -1,4 +1,4 @@
-"""Checks on proposals that came over the wire."""
+"""Checks on proposals that came over the wire: whether a target can verify them."""
 
 from __future__ import annotations
 
