@@ -13,6 +13,7 @@ from outrider.acceptance.params import Rule
 from outrider.acceptance.philox import Domain
 from outrider.acceptance.proposal import Proposal, RowLogprobs, Verdict
 from outrider.acceptance.tree import ROOT
+from outrider.acceptance.validate import validate_proposal
 from outrider.sampling.distribution import Row, UnusableLogits, scores_of
 from outrider.sampling.draw import draw
 from outrider.sampling.host import to_host
@@ -21,7 +22,6 @@ from outrider.sampling.noise import noise_keys
 from outrider.sampling.plain import draw_plain
 from outrider.sampling.residual import JUDGES, ProposalAt
 from outrider.sampling.state import SamplingState
-from outrider.acceptance.validate import validate_proposal
 
 
 @dataclass(frozen=True, slots=True)
