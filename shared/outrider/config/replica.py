@@ -42,8 +42,12 @@ class ReplicaSettings(RegistrySettings, ServerTlsSettings):
     prefix_cache: bool = Field(True, description="Reuse the KV of prompts that begin alike.")
     fused: bool = Field(
         True,
-        description="On a GPU, run the model families that it knows on the fused path: faster, and the same bits for a "
-        "token however it is computed.",
+        description="On a GPU, run the model families that it knows on the fused path, which is faster.",
+    )
+    exact: bool = Field(
+        True,
+        description="On the fused path, give a token the same bits however it is computed. Off, passes of more than 64 "
+        "tokens (prefill, large batches) take the library's matrix products, which are faster.",
     )
     lease_s: float = Field(300.0, gt=0, description="Seconds after which a session that nobody names is freed.")
     grace_s: float = Field(10.0, ge=0, description="Seconds that running work may take to end after SIGTERM.")

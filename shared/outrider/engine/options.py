@@ -28,3 +28,4 @@ class EngineOptions:
     max_batch_tokens: int = 2048  # most tokens one forward pass takes
     prefix_cache: bool = True
     fused: bool = True  # on a GPU, the fast path for the families that it knows
+    exact: bool = True  # there: the same bits for a token however it is computed, at the price of a slower prefill

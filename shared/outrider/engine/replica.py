@@ -59,6 +59,7 @@ def load(settings: ReplicaSettings) -> tuple[LoadedModel, Engine]:
             max_batch_tokens=settings.max_batch_tokens,
             prefix_cache=settings.prefix_cache,
             fused=settings.fused,
+            exact=settings.exact,
         ),
     )
     log.info("%s on %s: KV cache of %d tokens", engine.info.name, engine.info.device, engine.capacity_tokens)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from outrider.engine.fused.borders import LONG_SPLIT, MOST_NODES, SHORT_SPLITS, rows_per_tile
 from outrider.engine.fused.decoder import FusedDecoder
 from outrider.engine.fused.plan import PlanBuffer
-from outrider.engine.fused.product import best_product
+from outrider.engine.fused.product import exact_product, fastest_product
 from outrider.engine.fused.runner import GRAPH_ROWS, FusedRunner
 from outrider.engine.kv import KvStore
 from outrider.engine.model import LoadedModel
@@ -39,7 +39,7 @@ def build_runner(
     )
     decoder = FusedDecoder(
         loaded.module, calls, store, rows=rows, split_entries=entries, context_length=context_length,
-        product=best_product,
+        product=exact_product if options.exact else fastest_product,
     )  # fmt: skip
     plans = PlanBuffer(
         loaded.device,

@@ -18,7 +18,7 @@ from transformers import (
 from outrider.engine.fused.attend import Workspace
 from outrider.engine.fused.block import Block, Buffers, MakeProduct, add_norm
 from outrider.engine.fused.plan import Plan
-from outrider.engine.fused.product import Product, best_product
+from outrider.engine.fused.product import Product, exact_product
 from outrider.engine.fused.rotary import RotaryTables
 from outrider.engine.kv import KvStore
 from outrider.engine.probe import LayerCall
@@ -64,7 +64,7 @@ class FusedDecoder:
         rows: int,
         split_entries: int,
         context_length: int,
-        product: MakeProduct = best_product,
+        product: MakeProduct = exact_product,
     ) -> None:
         """Take the layers of `module`. `rows`: most rows of a pass; `split_entries`: see `Workspace`."""
         model, config = module.model, module.config

@@ -1,8 +1,8 @@
 """The matrix products: x W^T for a few rows, bound by reading W once.
 
-Two kinds behind one seam. `LibraryProduct` is cuBLAS. `StreamProduct` is a kernel of ours whose blocks begin to fetch
-their share of the weights while the kernel before them still runs, and whose sum over K is cut at the same places for
-every number of rows.
+`LibraryProduct` is cuBLAS. `StreamProduct` is a kernel of ours whose blocks begin to fetch their share of the weights
+while the kernel before them still runs, and whose sum over K is cut at the same places for every number of rows.
+`FastestProduct` takes the one for few rows and the other for many, where the same bits are not asked for.
 """
 
 from __future__ import annotations
@@ -174,6 +174,28 @@ class StreamProduct:
         return output
 
 
-def best_product(weight: Tensor) -> Product:
+FEW_ROWS = 64
+"""Up to so many rows `StreamProduct` is as fast as the library's or faster; see tests/benchmarks/matrix_products.py."""
+
+
+class FastestProduct:
+    """One kind for up to `FEW_ROWS` rows, another for more: a row's last bits may depend on how many there are."""
+
+    def __init__(self, few: Product, many: Product) -> None:
+        self._few, self._many = few, many
+        self.row_bytes = max(few.row_bytes, many.row_bytes)
+
+    def __call__(self, x: Tensor, memory: Tensor) -> Tensor:
+        """See `Product`."""
+        return (self._few if len(x) <= FEW_ROWS else self._many)(x, memory)
+
+
+def exact_product(weight: Tensor) -> Product:
     """`StreamProduct` where it is there."""
     return StreamProduct(weight) if can_stream(weight) else LibraryProduct(weight)
+
+
+def fastest_product(weight: Tensor) -> Product:
+    """`FastestProduct` where it is there."""
+    library = LibraryProduct(weight)
+    return FastestProduct(StreamProduct(weight), library) if can_stream(weight) else library

@@ -1,0 +1,35 @@
+"""The matrix products of the fast path by themselves. Without a GPU they run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.engine.fused.product import FEW_ROWS, FastestProduct, LibraryProduct, Product, StreamProduct, parts_of
+from tests.interpreter import INTERPRETED
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
+COLUMNS, DEPTH = 80, 512
+
+
+@pytest.fixture(name="weight")
+def fixture_weight() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return (torch.randn(COLUMNS, DEPTH, generator=generator) / DEPTH**0.5).to(DEVICE, DTYPE)
+
+
+def apply(product: Product, x: torch.Tensor) -> torch.Tensor:
+    """The parts of the result, from memory that held something else."""
+    memory = torch.full((len(x) * product.row_bytes,), 0x7F, dtype=torch.uint8, device=DEVICE)
+    return product(x, memory)
+
+
+@pytest.mark.parametrize("rows", [1, 5, FEW_ROWS, FEW_ROWS + 1])
+def test_few_rows_go_to_our_kernel_and_many_to_the_library(weight: torch.Tensor, rows: int) -> None:
+    x = torch.randn(rows, DEPTH, generator=torch.Generator().manual_seed(rows)).to(DEVICE, DTYPE)
+    parts = apply(FastestProduct(StreamProduct(weight), LibraryProduct(weight)), x)
+    assert len(parts) == (parts_of(COLUMNS, DEPTH) if rows <= FEW_ROWS else 1)
+    expected = x.double() @ weight.double().t()
+    tolerance = 1e-5 if INTERPRETED else 2e-2
+    torch.testing.assert_close(parts.double().sum(0), expected, atol=tolerance, rtol=tolerance)
