@@ -15,7 +15,7 @@ from outrider.profiling.rounds import merged
 ADVICE_LENGTH = 4
 """Acceptance falls with the length of the guess; drafts are judged at the coordinator's default `max_draft_tokens`."""
 WORTH_NAMING = 0.01
-"""Least gain of a tree, in speed-up, that is named."""
+"""Least gain of siblings, in speed-up, that is named."""
 LOW_ACCEPTANCE = 0.5
 """The coordinator's default `fallback_acceptance`: below it a request gives speculation up."""
 
@@ -39,7 +39,7 @@ def advise(profile: Profile, forecasts: Sequence[Forecast], prompts: Sequence[st
     if models:
         of_models = best_by_concurrency(each for each in _chains(forecasts, Placement.HIDDEN) if each.draft in models)
         lines += _hidden(of_models, crossover(of_models))
-        lines += _tree(forecasts)
+        lines += _trees(profile, forecasts)
     lines += _distill(profile, prompts)
     return Advice(picks, ends, tuple(lines))
 
@@ -55,7 +55,7 @@ def judged_at(lengths: Sequence[int]) -> int:
 
 
 def _chains(forecasts: Sequence[Forecast], placement: Placement) -> list[Forecast]:
-    return [each for each in forecasts if each.placement is placement and not each.tree]
+    return [each for each in forecasts if each.placement is placement and not each.siblings]
 
 
 def _what_to_use(profile: Profile, picks: Sequence[Pick], end: int | None, by_name: dict[str, Measured]) -> list[str]:
@@ -104,24 +104,34 @@ def _hidden(picks: Sequence[Pick], end: int | None) -> list[str]:
     ]
 
 
-def _tree(forecasts: Sequence[Forecast]) -> list[str]:
-    """What the second choice for the first token would add, where a model's chain is at its best."""
+def _trees(profile: Profile, forecasts: Sequence[Forecast]) -> list[str]:
+    """What siblings would add to a model's chains, where they are at their best, and up to which concurrency."""
     found = [each for each in forecasts if each.placement is Placement.SEQUENCE]
-    trees = best_by_concurrency(each for each in found if each.tree)
-    chains = {pick.sessions: pick for pick in best_by_concurrency(each for each in found if _comparable(each, trees))}
-    if not trees or trees[0].sessions not in chains:
-        return []
-    tree, chain = trees[0], chains[trees[0].sessions]
-    if tree.speedup < max(1.0, chain.speedup + WORTH_NAMING):
-        return ["A second guess for the first token beside the chain (a tree) would not bring more."]
+    trees = best_by_concurrency(each for each in found if each.siblings)
+    models = {pick.draft for pick in trees}
+    chains = {
+        pick.sessions: pick.speedup
+        for pick in best_by_concurrency(each for each in found if not each.siblings and each.draft in models)
+    }
+    better = [tree for tree in trees if tree.speedup >= max(1.0, chains[tree.sessions] + WORTH_NAMING)]
+    if not better:
+        return ["Siblings beside the chain (a tree) would not bring more."] if trees else []
+    best = max(better, key=lambda tree: tree.speedup - chains[tree.sessions])
+    siblings = f"{best.siblings} sibling" + "s" * (best.siblings > 1)
+    until = f", and bring something up to {_sessions(better[-1].sessions)}" if better[-1] is not best else ""
     return [
-        f"A second guess for the first token beside the chain (a tree) would give {tree.speedup:.2f} instead of"
-        f" {chain.speedup:.2f} times with {_sessions(tree.sessions)}; the coordinator chooses siblings by itself."
+        f"Trees: {_of(best)} with {siblings} give {best.speedup:.2f} instead of {chains[best.sessions]:.2f} times"
+        f" with {_sessions(best.sessions)}{until}.",
+        f"  beside the first token, the second, ...: {_places(profile, best)}; the coordinator chooses them by itself.",
     ]
 
 
-def _comparable(forecast: Forecast, trees: Sequence[Pick]) -> bool:
-    return not forecast.tree and forecast.draft in {pick.draft for pick in trees}
+def _places(profile: Profile, tree: Pick) -> str:
+    (drafter,) = (each for each in profile.drafters if each.name == tree.draft)
+    places = {at: found[tree.length, tree.siblings] for at, found in drafter.siblings.items()}
+    if len(set(places.values())) == 1:
+        return " ".join(map(str, next(iter(places.values()))))
+    return ", ".join(f"{' '.join(map(str, beside))} at temperature {at:g}" for at, beside in places.items())
 
 
 def _distill(profile: Profile, prompts: Sequence[str]) -> list[str]:

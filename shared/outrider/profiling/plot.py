@@ -45,7 +45,7 @@ def _speedups(axis: Any, profile: Profile, forecasts: Sequence[Forecast]) -> Non
         for placement, style in STYLES.items():
             if placement is Placement.HIDDEN and drafter.times is None:
                 continue
-            own = [f for f in forecasts if (f.draft, f.placement, f.tree) == (drafter.name, placement, False)]
+            own = [f for f in forecasts if (f.draft, f.placement, f.siblings) == (drafter.name, placement, 0)]
             picks = best_by_concurrency(own)
             label = drafter.name + (", hidden, at most" if placement is Placement.HIDDEN else "")
             counts = [pick.sessions for pick in picks]

@@ -30,7 +30,7 @@ class Forecast:
     sessions: int
     length: int
     placement: Placement
-    tree: bool
+    siblings: int  # beside the chain, where they are best; 0: a chain
     speedup: float  # over plain decoding at the same concurrency
 
 
@@ -41,6 +41,7 @@ class Pick:
     sessions: int
     draft: str
     length: int
+    siblings: int
     speedup: float
 
     @property
@@ -84,10 +85,10 @@ def speedup(rounds: Rounds, costs: CostTable, source: Source, placement: Placeme
 
 
 def best_by_concurrency(forecasts: Iterable[Forecast]) -> list[Pick]:
-    """For each concurrency the (draft, length) that is fastest over all temperatures. Pass one placement only."""
-    groups: dict[tuple[int, str, int], list[float]] = {}
+    """For each concurrency the guess that is fastest over all temperatures. Pass one placement only."""
+    groups: dict[tuple[int, str, int, int], list[float]] = {}
     for each in forecasts:
-        groups.setdefault((each.sessions, each.draft, each.length), []).append(each.speedup)
+        groups.setdefault((each.sessions, each.draft, each.length, each.siblings), []).append(each.speedup)
     picks = [Pick(*key, speedup=_geometric_mean(values)) for key, values in groups.items()]
     best: dict[int, Pick] = {}
     for pick in picks:

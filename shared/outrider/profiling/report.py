@@ -69,7 +69,14 @@ def as_json(profile: Profile, forecasts: Sequence[Forecast], advice: Advice) -> 
             drafter.name: {
                 "model": drafter.model,
                 "answers": drafter.answers,
-                "second_choice_of_misses": {f"{at:g}": share for at, share in drafter.second.items()},
+                "chances_beside": {f"{at:g}": chances for at, chances in drafter.beside.items()},
+                "siblings": {
+                    f"{at:g}": [
+                        {"length": length, "siblings": count, "beside": beside}
+                        for (length, count), beside in found.items()
+                    ]
+                    for at, found in drafter.siblings.items()
+                },
                 "by_temperature": acceptance_table(drafter),
             }
             for drafter in profile.drafters
@@ -137,8 +144,8 @@ def _counts(rounds: Rounds, length: int) -> list[str]:
 
 
 def _second(drafter: Measured, temperature: float) -> str:
-    share = drafter.second.get(temperature)
-    return "-" if share is None else f"{share:.0%}"
+    chances = drafter.beside.get(temperature)
+    return f"{chances[0]:.0%}" if chances else "-"
 
 
 def _categories(profile: Profile, advice: Advice) -> Table:
@@ -184,7 +191,7 @@ def _speedups(profile: Profile, forecasts: Sequence[Forecast], placement: Placem
                 for each in forecasts
                 if (each.draft, each.temperature, each.placement) == (drafter.name, temperature, placement)
             ]
-            best = {pick.sessions: pick for pick in best_by_concurrency(each for each in own if not each.tree)}
+            best = {pick.sessions: pick for pick in best_by_concurrency(each for each in own if not each.siblings)}
             cells = [f"{best[n].speedup:.2f}x ({best[n].length})" if n in best else "-" for n in counts]
             table.add_row(drafter.name if not place else "", f"{temperature:g}", *cells)
     table.caption = "over plain decoding at the same concurrency; in brackets the length of the guess"

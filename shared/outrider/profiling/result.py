@@ -10,6 +10,7 @@ from outrider.acceptance.proposal import Source
 from outrider.profiling.prediction import Forecast, Placement, cost_table, filled, speedup
 from outrider.profiling.rounds import ByLength, Rounds, merged
 from outrider.profiling.steps import StepTimes
+from outrider.profiling.trees import Siblings
 
 Played = Mapping[tuple[float, str], ByLength]
 """Rounds by (temperature, category) and length of the guess."""
@@ -26,15 +27,16 @@ class Measured:
     flags: tuple[str, ...]  # of `outrider up`, to serve it
     source: Source
     chains: Played
-    trees: Played  # empty where there is no second choice to know
-    second: Mapping[float, float | None]  # by temperature: share of the misses that the second choice would have hit
+    trees: Mapping[float, Mapping[tuple[int, int], Rounds]]  # by temperature; length and number of siblings
+    siblings: Mapping[float, Siblings]  # where they stand; empty where there are no ranks to know
+    beside: Mapping[float, tuple[float, ...]]  # by temperature: see `chances_beside`
     times: StepTimes | None  # None: takes no time worth counting
     trained: bool = False  # by `outrider distill`
     answers: int = 0  # that its rounds were played over
 
-    def pooled(self, temperature: float, *, tree: bool = False) -> dict[int, Rounds]:
-        """The rounds of all categories, by length."""
-        parts = [each for (at, _), each in (self.trees if tree else self.chains).items() if at == temperature]
+    def pooled(self, temperature: float) -> dict[int, Rounds]:
+        """The rounds of all categories with chains, by length."""
+        parts = [each for (at, _), each in self.chains.items() if at == temperature]
         lengths = sorted({length for part in parts for length in part})
         return {length: merged(part[length] for part in parts if length in part) for length in lengths}
 
@@ -100,11 +102,11 @@ class Profile:
             if draft_rows is not None and sessions not in draft_rows:
                 continue
             costs = cost_table(row, draft_rows[sessions] if draft_rows else {}, longest, self.network_ms)
-            for tree in (False, True):
-                for length, rounds in drafter.pooled(temperature, tree=tree).items():
-                    for placement in Placement:
-                        gain = speedup(rounds, costs, drafter.source, placement)
-                        yield Forecast(drafter.name, temperature, sessions, length, placement, tree, gain)
+            guesses = {(length, 0): rounds for length, rounds in drafter.pooled(temperature).items()}
+            for (length, siblings), rounds in {**guesses, **drafter.trees.get(temperature, {})}.items():
+                for placement in Placement:
+                    gain = speedup(rounds, costs, drafter.source, placement)
+                    yield Forecast(drafter.name, temperature, sessions, length, placement, siblings, gain)
 
 
 def acceptance_table(drafter: Measured) -> dict[str, Any]:

@@ -69,29 +69,19 @@ class Rounds:
         return tuple(self.stood[position] / self.tried[position] for position in sorted(self.tried))
 
 
-def play_chain(ranks: Sequence[int], length: int) -> Rounds:
-    """Rounds with chains of `length` tokens; rank 0 says that the draft would have said the answer's token."""
+def play_guesses(ranks: Sequence[int], length: int, siblings: Sequence[int] = ()) -> Rounds:
+    """Rounds with chains of `length` tokens and siblings beside them, `siblings[i]` beside the i-th.
+
+    Rank 0 says that the draft would have said the answer's token; k, that the token is its k-th sibling. Siblings cost
+    the draft nothing, because the pass that gives a token ranks them too; the round ends with one that stands.
+    """
     found, place = Rounds(), 0
     while place < len(ranks):
         depth = min(length, len(ranks) - place - 1)  # the round's own token is the last that is needed
         accepted = _leading(ranks, place, depth)
-        found.add(depth, depth, accepted)
-        place += accepted + 1
-    return found
-
-
-def play_tree(ranks: Sequence[int], length: int) -> Rounds:
-    """The same with the draft's second choice for the first token beside the chain: a tree of length + 1 nodes.
-
-    It costs the draft nothing, because the pass that gives its first token gives the second choice too.
-    """
-    found, place = Rounds(), 0
-    while place < len(ranks):
-        depth = min(length, len(ranks) - place - 1)
-        accepted = _leading(ranks, place, depth)
-        if depth and ranks[place] == 1:
-            accepted = 1
-        found.add(depth, depth + 1 if depth else 0, accepted)
+        if accepted < min(depth, len(siblings)) and ranks[place + accepted] <= siblings[accepted]:
+            accepted += 1
+        found.add(depth, depth + sum(siblings[:depth]), accepted)
         place += accepted + 1
     return found
 
@@ -115,12 +105,6 @@ def merged(parts: Iterable[Rounds]) -> Rounds:
     for part in parts:
         found.merge(part)
     return found
-
-
-def second_choice(rank_lists: Iterable[Sequence[int]]) -> float | None:
-    """Of the tokens that are not the draft's first choice, the share that is its second."""
-    missed = [rank for ranks in rank_lists for rank in ranks if rank > 0]
-    return sum(rank == 1 for rank in missed) / len(missed) if missed else None
 
 
 def _leading(ranks: Sequence[int], place: int, most: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -34,8 +34,9 @@ from outrider.profiling.inputs import (
 )
 from outrider.profiling.options import ProfileSettings
 from outrider.profiling.result import NGRAMS, Measured, Profile
-from outrider.profiling.rounds import Rounds, merged, play_chain, play_ngrams, play_tree, second_choice
+from outrider.profiling.rounds import Rounds, merged, play_guesses, play_ngrams
 from outrider.profiling.steps import Grid, StepTimer, StepTimes, measure, seconds_per_token
+from outrider.profiling.trees import Siblings, chances_beside, place_siblings
 
 TARGET_SHARE, ANSWER_SHARE, RATING_SHARE = 0.35, 0.6, 0.5
 """Of the time left: for timing the target, then for its answers, then of each draft's own part for rating them."""
@@ -184,20 +185,26 @@ class Profiling:
             for length in self._settings.lengths:
                 played[_group(answer)][length].append(play_ngrams(answer.prompt, answer.answer, length))
         flags = ("--drafter", "ngram")
-        return Measured(NGRAMS, "", flags, Source.NGRAM, _merged(played), {}, {}, None, answers=len(answers))
+        return Measured(NGRAMS, "", flags, Source.NGRAM, _merged(played), {}, {}, {}, None, answers=len(answers))
 
     def _draft(self, draft: Draft, answers: Sequence[Answer], budget_s: float) -> Measured:
         deadline = time.monotonic() + budget_s
         rated = self._rate(draft, answers, budget_s * RATING_SHARE)
         chains: dict[tuple[float, str], dict[int, list[Rounds]]] = defaultdict(lambda: defaultdict(list))
-        trees: dict[tuple[float, str], dict[int, list[Rounds]]] = defaultdict(lambda: defaultdict(list))
-        missed: dict[float, list[list[int]]] = defaultdict(list)
+        by_temperature: dict[float, list[list[int]]] = defaultdict(list)
         for answer, found in rated:
-            missed[answer.temperature].append(found)
+            by_temperature[answer.temperature].append(found)
             for length in self._settings.lengths:
-                chains[_group(answer)][length].append(play_chain(found, length))
-                if length < self._settings.lengths[-1]:  # a tree is judged like a chain of one token more
-                    trees[_group(answer)][length].append(play_tree(found, length))
+                chains[_group(answer)][length].append(play_guesses(found, length))
+        beside = {at: chances_beside(lists) for at, lists in by_temperature.items()}
+        siblings = self._siblings(by_temperature, beside)
+        trees = {
+            at: {
+                (length, count): merged(play_guesses(ranks, length, each) for ranks in by_temperature[at])
+                for (length, count), each in places.items()
+            }
+            for at, places in siblings.items()
+        }
         core = DraftCore(draft.engine, max_proposal=self._settings.lengths[-1], lease_s=LEASE_S)
         # A guess is made token by token, so three lengths tell the rest.
         longest = self._settings.lengths[-1]
@@ -209,12 +216,24 @@ class Profiling:
             draft.flags,
             Source.MODEL,
             _merged(chains),
-            _merged(trees),
-            {at: second_choice(lists) for at, lists in missed.items()},
+            trees,
+            siblings,
+            beside,
             times,
             draft.trained,
             len(rated),
         )
+
+    def _siblings(
+        self, by_temperature: Mapping[float, Sequence[list[int]]], beside: Mapping[float, Sequence[float]]
+    ) -> dict[float, Siblings]:
+        """Where a draft's siblings are best, by its ranks; those numbers that have a place at every temperature."""
+        lengths, places = self._settings.lengths, {}
+        for at, lists in by_temperature.items():
+            stands = merged(play_guesses(ranks, lengths[-1]) for ranks in lists).chances
+            places[at] = place_siblings(stands, beside[at], lengths)
+        common = set[tuple[int, int]].intersection(*map(set, places.values()))
+        return {at: {key: found[key] for key in sorted(common)} for at, found in places.items()}
 
     def _rate(self, draft: Draft, answers: Sequence[Answer], budget_s: float) -> list[tuple[Answer, list[int]]]:
         """The draft's ranks of as many answers as there is time for; some of each temperature in any case."""

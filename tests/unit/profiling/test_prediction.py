@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.acceptance.choice import PLAIN, Choice, rate
@@ -82,21 +84,21 @@ def test_a_tree_is_drafted_by_depth_and_judged_by_nodes() -> None:
 
 
 def forecast(sessions: int, length: int, gain: float, temperature: float = 0.0) -> Forecast:
-    return Forecast("d", temperature, sessions, length, Placement.SEQUENCE, tree=False, speedup=gain)
+    return Forecast("d", temperature, sessions, length, Placement.SEQUENCE, siblings=0, speedup=gain)
 
 
 def test_the_best_choice_is_that_over_all_temperatures() -> None:
     found = best_by_concurrency(
         [forecast(1, 2, 1.6), forecast(1, 2, 0.9, 0.7), forecast(1, 1, 1.3), forecast(1, 1, 1.3, 0.7)]
     )
-    assert found == [Pick(1, "d", 1, pytest.approx(1.3))]
+    assert found == [Pick(1, "d", 1, 0, pytest.approx(1.3))]
 
 
 @pytest.mark.parametrize(
     ("gains", "end"), [([1.5, 1.2, 1.04], 4), ([1.5, 1.04, 1.2], None), ([1.0, 1.04, 0.9], 1), ([1.5, 1.05, 0.9], 4)]
 )
 def test_the_crossover_is_where_the_coordinator_stops_to_begin(gains: list[float], end: int | None) -> None:
-    assert crossover([Pick(1 << n, "d", 1, gain) for n, gain in enumerate(gains)]) == end
+    assert crossover([Pick(1 << n, "d", 1, 0, gain) for n, gain in enumerate(gains)]) == end
 
 
 def profile(chains: Rounds, *, draft_ms: float, trained: bool = False) -> Profile:
@@ -104,9 +106,7 @@ def profile(chains: Rounds, *, draft_ms: float, trained: bool = False) -> Profil
     cells = [Cell(0.0, 1, n, (10.0 + n,)) for n in (0, 4)] + [Cell(0.0, 32, n, (100.0 + 100.0 * n,)) for n in (0, 4)]
     draft = StepTimes("d", 64, tuple(Cell(0.0, s, n, (draft_ms * n,)) for s in (1, 32) for n in (1, 4)), ())
     flags = ("--draft-model", "small model", "--drafter", "auto")
-    drafter = Measured(
-        "draft", "small", flags, Source.MODEL, {(0.0, "code"): {4: chains}}, {}, {0.0: None}, draft, trained
-    )
+    drafter = Measured("draft", "small", flags, Source.MODEL, {(0.0, "code"): {4: chains}}, {}, {}, {}, draft, trained)
     return Profile("big", StepTimes("target", 64, tuple(cells), ()), (drafter,), (0.0,), (4,), 0.0, 1, 9, ())
 
 
@@ -124,6 +124,21 @@ def test_advice_for_a_good_draft() -> None:
     assert "hidden behind the target's, at most: 2.86 times with 1 session" in text
     assert "distill" not in text
     assert advise(found, found.forecasts(), []).crossover[Placement.SEQUENCE] == 32
+
+
+@pytest.mark.parametrize(
+    ("accepted", "words"), [(2, "give 1.88 instead of 1.43 times with 1 session"), (1, "not bring")]
+)
+def test_advice_about_siblings(accepted: int, words: str) -> None:
+    # 1 session: a chain gives 2 tokens for 12 + 2 ms, 20 / 14; siblings (1 + accepted) tokens for 14 + 2 ms.
+    found = profile(rounds_of((2, 2, 1, 10)), draft_ms=1.0)
+    (drafter,) = found.drafters
+    trees = {0.0: {(2, 2): rounds_of((2, 4, accepted, 10))}}
+    chains = {(0.0, "code"): {2: rounds_of((2, 2, 1, 10)), 4: rounds_of((4, 4, 1, 10))}}
+    tree = replace(drafter, chains=chains, trees=trees, siblings={0.0: {(2, 2): (1, 1)}})
+    text = lines(replace(found, drafters=(tree,), lengths=(2, 4)))
+    assert words in text
+    assert ("beside the first token, the second, ...: 1 1;" in text) == (accepted == 2)
 
 
 def test_advice_for_a_bad_draft() -> None:

@@ -68,7 +68,7 @@ def test_a_whole_profile(
     }
     assert all(len(cell["samples_ms"]) >= 1 and min(cell["samples_ms"]) > 0 for cell in timed["first layer"])
     drafted = [each for each in report["forecasts"] if each["draft"] == "draft" and each["placement"] == "sequence"]
-    assert len([each for each in drafted if not each["tree"]]) == 2 * 2 * 3
+    assert len([each for each in drafted if not each["siblings"]]) == 2 * 2 * 3
 
     # Again, as tables: the answers are taken up.
     (answers,) = out.glob("answers-llama-*-float32-12-at-0_0.7.jsonl")
