@@ -250,7 +250,10 @@ class DraftControl:
         if choice == PLAIN:
             return choice
         length = self._costs.survey(choice.length, len(chances[choice.source]))
-        return replace(choice, length=length, siblings=choice.siblings[:length])
+        beside = choice.siblings[:length]
+        while beside and length + sum(beside) > self._nodes:
+            beside = beside[:-1]
+        return replace(choice, length=length, siblings=beside)
 
     def _choose(self, costs: CostTable, chances: Mapping[Source, Sequence[float]]) -> Choice:
         beside = {Source.MODEL: self._beside(self._nodes)} if self._policy.max_siblings else NOTHING_BESIDE

@@ -152,6 +152,31 @@ def test_it_never_proposes_more_than_it_may(longest: int) -> None:
     assert max(choice.length for choice in run.choices) == longest
 
 
+@pytest.mark.parametrize("nodes", [2, 3, 5])
+def test_it_never_proposes_more_nodes_than_there_is_room_for(nodes: int) -> None:
+    """Also where it tries another length than the one that it chose; found by fuzzing near the end of an answer."""
+    control = DraftControl(warmed(GPU, longest=8), Policy(fallback_acceptance=0.0, max_siblings=8))
+    choices = []
+    for number in range(200):
+        choice = control.decide({Source.MODEL: 1}, nodes - 1, nodes=nodes)
+        beside, stood = sum(choice.siblings), number % 3  # now the first choice, now the second, now none
+        control.record(
+            Round(
+                choice.length,
+                accepted=min(stood, choice.length),
+                committed=min(stood, choice.length) + 1,
+                propose_ms=0.5,
+                verify_ms=10.0,
+                beside=beside,
+                tried=choice.siblings[0] if choice.siblings else 0,
+                stood=0 if beside and stood == 1 else None,
+            )
+        )
+        choices.append(choice)
+    assert max(choice.length + sum(choice.siblings) for choice in choices) == nodes
+    assert len({choice.length for choice in choices}) > 1 or nodes == 2
+
+
 def test_without_a_source_it_decodes_plainly() -> None:
     assert DraftControl(warmed(GPU), Policy()).decide({}, 4) == PLAIN
 
