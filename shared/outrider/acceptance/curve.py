@@ -41,6 +41,7 @@ class TimeCurve:
         self._recent: deque[float] = deque(maxlen=LEVEL_SAMPLES)  # levels that the latest observations speak for
         self._samples: dict[int, deque[float]] = {}  # by n, in units of the level at their time
         self._medians: dict[int, float] = {}  # of the samples, when the shape was computed
+        self._changed: set[int] = set()  # the n whose samples are others by now
         self._seen = 0
         self._shape: tuple[float, ...] = ()  # for n = 0, 1, ...; empty when it must be computed anew
 
@@ -58,6 +59,7 @@ class TimeCurve:
         shape = milliseconds / self._level
         # One odd time must not keep an n from ever being tried again.
         samples.append(shape if known else min(shape, SURPRISE * expected))
+        self._changed.add(n)
         self._seen += 1
         if len(samples) < SAMPLES or self._seen % REFRESH == 0:
             self._shape = ()
@@ -80,7 +82,9 @@ class TimeCurve:
         return self._shape
 
     def _compute(self, longest: int) -> tuple[float, ...]:
-        self._medians = {n: median(samples) for n, samples in self._samples.items() if samples}
+        for n in self._changed:
+            self._medians[n] = median(self._samples[n])
+        self._changed.clear()
         if not self._medians:
             return (1.0,) * (longest + 1)
         intercept, slope = self._line()

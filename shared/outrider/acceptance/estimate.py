@@ -41,41 +41,49 @@ class AcceptanceEstimate:
         self._all_expected = 0.0  # by the priors
         self._all_stood = 0.0
         self._doubt = 1.0  # the chance of the present row of falls
+        self._known: tuple[float, ...] = ()  # the chance at each level, until the next trial; empty: to be computed
 
     def chances(self, level: int, length: int) -> tuple[float, ...]:
         """For each token of a proposal of `length` whose first one is at `level`, each given the ones before it."""
-        return tuple(self._chance(self._place(level + step)) for step in range(length))
+        assert level >= 1
+        known = self._chances()
+        found = known[level - 1 : level - 1 + length]
+        return found + known[-1:] * (length - len(found))
 
     def record(self, level: int, proposed: int, accepted: int) -> None:
         """What became of a chain of `proposed` tokens; those after the first that fell were not tried."""
+        assert level >= 1
+        last = len(self._prior) - 1
         for step in range(min(accepted + 1, proposed)):
-            self._try(self._place(level + step), stood=step < accepted)
+            self._try(min(level + step - 1, last), stood=step < accepted)
 
     def fade(self) -> None:
         """Halve what is known, after a time in which nothing was tried."""
         self._shrink([0.5] * len(self._trials), 0.5)
 
-    def _place(self, level: int) -> int:
-        assert level >= 1
-        return min(level, len(self._prior)) - 1
-
-    def _chance(self, place: int) -> float:
-        luck = (self._all_stood + LUCK_WEIGHT) / (self._all_expected + LUCK_WEIGHT)
-        prior = min(MOST, self._prior[place] * luck)
-        return min(MOST, (self._stood[place] + PRIOR_WEIGHT * prior) / (self._trials[place] + PRIOR_WEIGHT))
+    def _chances(self) -> tuple[float, ...]:
+        if not self._known:
+            luck = (self._all_stood + LUCK_WEIGHT) / (self._all_expected + LUCK_WEIGHT)
+            self._known = tuple(
+                min(MOST, (stood + PRIOR_WEIGHT * min(MOST, prior * luck)) / (trials + PRIOR_WEIGHT))
+                for prior, trials, stood in zip(self._prior, self._trials, self._stood, strict=True)
+            )
+        return self._known
 
     def _shrink(self, factors: Sequence[float], factor: float) -> None:
+        self._known = ()
         self._trials = [value * each for value, each in zip(self._trials, factors, strict=True)]
         self._stood = [value * each for value, each in zip(self._stood, factors, strict=True)]
         self._all_expected *= factor
         self._all_stood *= factor
 
     def _try(self, place: int, *, stood: bool) -> None:
-        self._doubt = 1.0 if stood else self._doubt * (1.0 - self._chance(place))
+        self._doubt = 1.0 if stood else self._doubt * (1.0 - self._chances()[place])
         if self._doubt <= SURPRISE:
             self._doubt = 1.0
             factors = [min(1.0, KEPT / max(KEPT, trials)) for trials in self._trials]
             self._shrink(factors, min(factors))
+        self._known = ()
         self._trials[place] = MEMORY * self._trials[place] + 1
         self._stood[place] = MEMORY * self._stood[place] + stood
         self._all_expected = MEMORY * self._all_expected + self._prior[place]

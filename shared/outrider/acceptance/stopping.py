@@ -107,6 +107,9 @@ class Stopper:
     def push(self, tokens: Sequence[int]) -> Emission:
         """Take the tokens one round committed."""
         assert self.finish is None, "the generation has ended"
+        if self._cannot_end_with(tokens):  # as nearly all chunks: no token needs a look of its own
+            self.emitted += len(tokens)
+            return Emission(tuple(tokens), "".join(map(self.detokenizer.push, tokens)))
         text: list[str] = []
         taken = 0
         if self.remaining == 0:
@@ -121,6 +124,9 @@ class Stopper:
         assert self.finish is None, "the generation has ended"
         text = self._end(Finish(FinishReason.ABORT))
         return Emission((), text, self.finish)
+
+    def _cannot_end_with(self, tokens: Sequence[int]) -> bool:
+        return len(tokens) < self.remaining and not self.conditions.stop_strings and self._final.isdisjoint(tokens)
 
     def _take(self, token: int) -> str:
         self.emitted += 1
