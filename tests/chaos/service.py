@@ -3,7 +3,8 @@
     python -m tests.chaos.service SOCKET MODULE [FLAGS...]
 
 Whoever connects to the Unix socket gets a JSON object: open descriptors, threads, asyncio tasks, memory, and what the
-service has for sessions. Dies with the process that started it.
+service has for sessions. Dies with the process that started it. With TEST_MOMENTS=FOLDER replicas wait where that
+says (`tests.chaos.moment`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def main() -> None:
         _remember(importlib.import_module("outrider_coordinator.main").Coordinator)
     else:
         _remember(importlib.import_module("outrider.engine.replica").Replica)
+        if folder := os.environ.get("TEST_MOMENTS"):
+            importlib.import_module("tests.chaos.moment").wait_at_moments(Path(folder), module.rpartition("_")[2])
     sys.argv[:] = [module, *flags]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import shutil
 import signal
 import threading
 import time
@@ -21,6 +19,7 @@ from outrider.client import Client
 from outrider_cli.process import ServiceProcess
 from tests.cluster import running_cluster
 from tests.conftest import TinyModel
+from tests.e2e.long_context import with_long_context
 
 REPLICA = ["--dtype", "float32", "--device", "cpu", "--threads", "1", "--kv-tokens", "4096", "--grace-s", "5"]
 REPLICA += ["--max-batch-tokens", "128"]  # a prompt of 700 tokens takes six passes
@@ -54,11 +53,7 @@ class Processes:
 @pytest.fixture(scope="module")
 def model(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with a context that holds a prompt of several passes."""
-    folder = tmp_path_factory.mktemp("long") / "model"
-    shutil.copytree(tiny_model("llama"), folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
-    return folder
+    return with_long_context(tiny_model("llama"), tmp_path_factory.mktemp("long") / "model")
 
 
 @pytest.fixture(scope="module")
