@@ -22,6 +22,8 @@ LEAST = 0.1
 """What was never seen takes at least this fraction of the least that was."""
 ORIGIN_WEIGHT = 3.0
 """How many observations the origin is worth where it is known."""
+FARTHEST = 1e6
+"""How far from 1 the least median may get before level and shape are brought back."""
 RIDGE = 1.0
 """Added to the spread of the observed n, so that the line is level while there is only one."""
 
@@ -50,7 +52,8 @@ class TimeCurve:
         milliseconds = max(milliseconds, SHORTEST_MS)
         if n not in self._samples:
             self._samples[n] = deque(maxlen=SAMPLES)
-        samples, expected = self._samples[n], self._shape_up_to(n)[n]
+        expected = self._shape_up_to(n)[n]
+        samples = self._samples[n]
         known = len(samples) >= ENOUGH
         # An n that is new says something of the shape, but nothing yet of the level.
         if known or self._seen < ENOUGH:
@@ -87,6 +90,7 @@ class TimeCurve:
         self._changed.clear()
         if not self._medians:
             return (1.0,) * (longest + 1)
+        self._bring_back()
         intercept, slope = self._line()
         least = LEAST * min(self._medians.values())
         shape, weights = [], []
@@ -95,6 +99,16 @@ class TimeCurve:
             shape.append((trust * self._medians.get(n, 0.0) + ENOUGH * expected) / (trust + ENOUGH))
             weights.append(float(trust + 1))
         return monotone(shape, weights)
+
+    def _bring_back(self) -> None:
+        """Only level times shape is a time: one may drift up and the other down, until there is no number for them."""
+        scale = min(self._medians.values())
+        if 1.0 / FARTHEST < scale < FARTHEST:
+            return
+        self._level *= scale
+        self._recent = deque((each * scale for each in self._recent), LEVEL_SAMPLES)
+        self._medians = {n: each / scale for n, each in self._medians.items()}
+        self._samples = {n: deque((each / scale for each in of), SAMPLES) for n, of in self._samples.items()}
 
     def _line(self) -> tuple[float, float]:
         """Intercept and slope of the least-squares line through the medians, weighted by what is behind them."""

@@ -76,6 +76,17 @@ def test_one_odd_time_does_not_make_a_length_look_dear() -> None:
     assert curve.times(4)[2] < 1.3 * 12.0
 
 
+def test_bursts_of_one_length_and_then_another_never_run_out_of_numbers() -> None:
+    """Each change of the burst moves the shape a little the same way, some 1e45 times in as many rounds as these."""
+    curve, noise = TimeCurve(), random.Random(1)
+    for burst in range(1500):
+        n, milliseconds = (0, 100.0) if burst % 2 else (15, 10.0)
+        for _ in range(40):
+            curve.observe(n, milliseconds * noise.lognormvariate(0, 0.3))
+    assert 1e-9 < curve._level < 1e9
+    assert curve.times(15)[0] == pytest.approx(100.0, rel=0.5)
+
+
 @given(st.lists(st.tuples(st.integers(0, 12), st.floats(0, 1e4)), max_size=60), st.integers(0, 20))
 def test_times_never_fall_and_are_times(observed: list[tuple[int, float]], longest: int) -> None:
     curve = TimeCurve()
