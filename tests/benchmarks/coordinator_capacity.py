@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.coordinator_capacity [--sessions 1000] [--seconds 60] [--step-ms 100] [--drafter none]
 
-Replicas are simulated (tests/benchmarks/simulated); every session streams one answer after the other, all on one
-connection. The coordinator, the load generator and both replicas share this machine's cores with whatever else runs,
+Replicas are simulated (tests/benchmarks/simulated); every session streams one answer after the other, over a few
+connections, which are read with the generated messages and no client above them. Of every 20th session all tokens are
+compared with the text that the simulated target writes: `checked` says how many. The coordinator, the load generator and both replicas share this machine's cores with whatever else runs,
 so the tokens a second are what was seen, not what the coordinator can do. What it can do is told by its own processor
 time, read from /proc: `tokens_per_cpu_second`, of all its threads. One process runs Python on one core at a time, and
 gRPC's threads beside it: `main_thread_cpu_ms_per_round` says where a single process ends. A busy machine raises these
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import math
 import os
@@ -23,10 +25,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.client import AsyncClient
+import grpc.aio
+
 from outrider.rpc.server import run_event_loop
+from outrider.v1 import generation_pb2 as pb
 from tests.benchmarks.record import save
 from tests.benchmarks.simulated.cluster import simulated_cluster
+from tests.benchmarks.simulated.text import Text
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -35,7 +40,11 @@ CALL_TIMEOUT_S = 600.0
 """Longest answer, in seconds beyond the measurement."""
 KEPT_GAPS = 5_000
 """Of the added latencies so many are written down, evenly taken; the percentiles are of all."""
-OPTIONS: dict[str, Any] = {"temperature": 1.0, "ignore_eos": True}
+CONNECTIONS = 4
+CHECKED_EVERY = 20
+"""Of so many sessions the tokens of one are compared with the simulated text."""
+PROMPT = (5, 6, 7)
+DRAFTERS = {"none": pb.DRAFTER_NONE, "model": pb.DRAFTER_MODEL}
 
 
 def main() -> None:
@@ -76,35 +85,57 @@ async def measure(address: str, pid: int, arguments: argparse.Namespace, result:
     """Streams from all sessions at once; counts what comes in between warm-up and end."""
     counts, gaps = Counts(), []
 
-    async def one(seed: int) -> None:
-        options = OPTIONS | {"drafter": arguments.drafter, "max_tokens": arguments.answer_tokens}
+    async def one(number: int) -> None:
+        generate = stubs[number % CONNECTIONS]
+        checked = number % CHECKED_EVERY == 0
         for answer in itertools.count():  # answers end, or their tokens alone would fill the memory
-            await read(options | {"seed": seed + answer * arguments.sessions})
+            seed = number + answer * arguments.sessions
+            await read(generate(request(seed, arguments), timeout=arguments.seconds + CALL_TIMEOUT_S), seed, checked)
 
-    async def read(options: dict[str, Any]) -> None:
+    async def read(stream: grpc.aio.UnaryStreamCall[Any, Any], seed: int, checked: bool) -> None:
         last = math.inf  # the first chunk holds the wait for a place and the opening
-        async with client.stream(token_ids=[5, 6, 7], **options) as stream:
-            async for chunk in stream:
-                now = time.perf_counter()
-                counts.tokens += len(chunk.token_ids)
-                counts.rounds += 1
-                if started < last < math.inf:
-                    gaps.append((now - last) * 1e3 - arguments.step_ms)
-                last = now
+        position, pages = len(PROMPT), text.pages(seed)
+        async for response in stream:
+            now = time.perf_counter()
+            token_ids = response.delta.token_ids
+            counts.tokens += (size := len(token_ids))
+            counts.rounds += size > 0
+            if checked:
+                counts.wrong += list(token_ids) != pages.tokens(position, size)
+                counts.checked += size
+                position += size
+            if started < last < math.inf:
+                gaps.append((now - last) * 1e3 - arguments.step_ms)
+            last = now
 
-    started = math.inf
-    async with AsyncClient(address, timeout=arguments.seconds + CALL_TIMEOUT_S) as client:
-        tasks = [asyncio.create_task(one(seed)) for seed in range(arguments.sessions)]
-        await asyncio.sleep(max(10.0, arguments.sessions / 50))
-        started = time.perf_counter()
-        samples = [sample(pid, started, counts)]
-        while samples[-1]["s"] < arguments.seconds:
-            await asyncio.sleep(min(SAMPLE_EVERY_S, arguments.seconds - samples[-1]["s"]))
-            samples.append(sample(pid, started, counts))
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    started, text = math.inf, Text(arguments.acceptance)
+    channels = [
+        grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) for _ in range(CONNECTIONS)
+    ]
+    stubs = [
+        channel.unary_stream(
+            "/outrider.v1.GenerationService/Generate",
+            request_serializer=pb.GenerateRequest.SerializeToString,
+            response_deserializer=pb.GenerateResponse.FromString,
+        )
+        for channel in channels
+    ]
+    tasks = [asyncio.create_task(one(number)) for number in range(arguments.sessions)]
+    await asyncio.sleep(max(10.0, arguments.sessions / 50))
+    gc.collect()
+    gc.freeze()
+    started = time.perf_counter()
+    samples = [sample(pid, started, counts)]
+    while samples[-1]["s"] < arguments.seconds:
+        await asyncio.sleep(min(SAMPLE_EVERY_S, arguments.seconds - samples[-1]["s"]))
+        samples.append(sample(pid, started, counts))
+    for task in tasks:
+        task.cancel()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for channel in channels:
+        await channel.close()
     failures = [repr(each) for each in ended if not isinstance(each, asyncio.CancelledError)]
+    failures += [f"{counts.wrong} chunks are not the simulated text"] * (counts.wrong > 0)
     first, last = samples[0], samples[-1]
     seconds, tokens, rounds, cpu, main_cpu = (
         last[name] - first[name] for name in ("s", "tokens", "rounds", "cpu_s", "main_thread_cpu_s")
@@ -120,10 +151,22 @@ async def measure(address: str, pid: int, arguments: argparse.Namespace, result:
         "coordinator_cpu_ms_per_token": cpu / tokens * 1e3,
         "tokens_per_cpu_second": tokens / cpu,
         "added_ms": {"p50": statistics.median(gaps), "p99": statistics.quantiles(gaps, n=100)[-1]},
+        "checked": {"tokens": counts.checked, "wrong_chunks": counts.wrong},
         "failures": failures[:10],
         "samples": samples,
         "added_ms_samples": [round(gap, 1) for gap in gaps[:: max(1, len(gaps) // KEPT_GAPS)]],
     }
+
+
+def request(seed: int, arguments: argparse.Namespace) -> pb.GenerateRequest:
+    """One answer's; its seed names the text."""
+    return pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=PROMPT),
+        max_tokens=arguments.answer_tokens,
+        ignore_eos=True,
+        seed=seed,
+        speculation=pb.Speculation(drafter=DRAFTERS[arguments.drafter]),
+    )
 
 
 @dataclass(slots=True)
@@ -132,6 +175,8 @@ class Counts:
 
     tokens: int = 0
     rounds: int = 0
+    checked: int = 0  # tokens
+    wrong: int = 0  # chunks with any other token than the text's
 
 
 def sample(pid: int, started: float, counts: Counts) -> dict[str, float]:

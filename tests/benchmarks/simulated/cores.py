@@ -31,7 +31,7 @@ from outrider.protocol.items import (
     Verified,
     Verify,
 )
-from tests.benchmarks.simulated.text import Text
+from tests.benchmarks.simulated.text import Pages, Text
 
 SimulatedPeer = Peer[Any, Any]
 
@@ -43,6 +43,7 @@ class Session:
     peer: SimulatedPeer
     key: Key
     seed: int
+    pages: Pages
     work: Verify | Propose | DraftAhead | None = None
     steps_left: int = 0
     order: FollowUp | None = None
@@ -81,7 +82,7 @@ class SimulatedCore(ABC):
         """Take one item."""
         place = (peer, item.key.session)
         if isinstance(item, Open):
-            self.sessions[place] = Session(peer, item.key, item.seed)
+            self.sessions[place] = Session(peer, item.key, item.seed, self.text.pages(item.seed))
             return Opened(item.key, 0)
         session = self.sessions.get(place)
         if session is None or session.key.epoch != item.key.epoch:
@@ -160,9 +161,13 @@ class SimulatedVerifier(SimulatedCore):
         """See SimulatedCore."""
         assert isinstance(session.work, Verify)
         session.judged = session.work
-        base = session.key.base_length
-        depths = (0, *session.work.proposal.tree.depths())
-        return Verified(session.key, Verdict(tuple(self.text.token(session.seed, base + depth) for depth in depths)))
+        return Verified(session.key, self._verdict(session, session.work))
+
+    def _verdict(self, session: Session, work: Verify) -> Verdict:
+        base, tree = session.key.base_length, work.proposal.tree
+        if tree.is_chain:
+            return Verdict(tuple(session.pages.tokens(base, len(tree) + 1)))
+        return Verdict(tuple(self.text.token(session.seed, base + depth) for depth in (0, *tree.depths())))
 
     def follow(self, session: Session) -> None:
         """As the real verifier does, without stop tokens."""
@@ -170,7 +175,7 @@ class SimulatedVerifier(SimulatedCore):
         if order is None or judged is None:
             return
         base, tree = session.key.base_length, judged.proposal.tree
-        verdict = Verdict(tuple(self.text.token(session.seed, base + depth) for depth in (0, *tree.depths())))
+        verdict = self._verdict(session, judged)
         outcome = accept(Rule.MATCH, judged.proposal, verdict, seed=session.seed, base_length=base)
         proposal = order.after(outcome)
         if proposal is None:
@@ -195,7 +200,8 @@ class SimulatedDraft(SimulatedCore):
         """See SimulatedCore."""
         base, work = session.key.base_length, session.work
         if isinstance(work, Propose):
-            return Drafted(session.key, self._proposal(session.seed, base, work.max_tokens))
+            chain = TokenTree.chain(session.pages.first_choices(base, work.max_tokens))
+            return Drafted(session.key, Proposal(chain, Source.MODEL))
         assert isinstance(work, DraftAhead)
         depths, foreseen = (0, *work.in_flight.depths()), []
         for node, (depth, count) in enumerate(zip(depths, work.branches, strict=True), start=ROOT):
