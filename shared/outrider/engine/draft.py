@@ -17,13 +17,14 @@ from outrider.engine.core import ReplicaCore
 from outrider.engine.engine import Engine
 from outrider.engine.foresight import Foresight
 from outrider.engine.guess import Drafting, DraftSession, Growing, Guess
+from outrider.engine.runner import Chains
 from outrider.engine.schedule import Demand
 from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply
 from outrider.errors import InvalidArgument
 from outrider.protocol.items import DraftAhead, Drafted, DraftedAhead, FailureCode, Propose, Verify
 from outrider.sampling.distribution import UnusableLogits
 from outrider.sampling.draft import DraftedToken, DraftRow, draft_rows
-from outrider.sampling.plain import is_plain
+from outrider.sampling.plain import MOST_BESIDE, is_plain
 from outrider.sampling.ranking import rank_rows
 
 Found = TypeVar("Found")
@@ -79,7 +80,7 @@ class DraftCore(ReplicaCore[Drafting]):
                 replies.append((session.peer, reply))
         return replies
 
-    def _chains(self, sessions: Sequence[DraftSession], logits: torch.Tensor) -> list[list[int]] | None:
+    def _chains(self, sessions: Sequence[DraftSession], logits: torch.Tensor) -> Chains | None:
         """As many tokens for each session as all of them want, without the host between; None if that cannot be.
 
         Raises UnusableLogits.
@@ -87,8 +88,8 @@ class DraftCore(ReplicaCore[Drafting]):
         guesses = [session.work for session in sessions if isinstance(session.work, Guess)]
         if len(guesses) < len(sessions) or not all(is_plain(session.sampling) for session in sessions):
             return None
-        steps = min(guess.plain_steps for guess in guesses)
-        if steps < 2:
+        steps = min(guess.steps_left for guess in guesses)
+        if steps < 2 or max(guess.most_siblings for guess in guesses) > MOST_BESIDE:
             return None
         sequences = [session.sequence for session in sessions]
         chains = self.engine.chains(sequences, [session.sampling for session in sessions], logits, steps)
@@ -97,17 +98,18 @@ class DraftCore(ReplicaCore[Drafting]):
         bad = {place for row in chains.scores for place, score in enumerate(row) if not math.isfinite(score)}
         if bad:
             raise UnusableLogits(sorted(bad))
-        return [list(tokens) for tokens in zip(*chains.tokens, strict=True)]
+        return chains
 
-    def _take_chains(
-        self, sessions: Sequence[DraftSession], chains: Sequence[Sequence[int]]
-    ) -> list[tuple[ReplicaPeer, Reply]]:
+    def _take_chains(self, sessions: Sequence[DraftSession], chains: Chains) -> list[tuple[ReplicaPeer, Reply]]:
         replies: list[tuple[ReplicaPeer, Reply]] = []
-        for session, tokens in zip(sessions, chains, strict=True):
+        for place, session in enumerate(sessions):
             work = session.work
             assert work is not None
-            for token in tokens:
-                work.take(session, [DraftedToken(token, None)])
+            for tokens, beside in zip(chains.tokens, chains.beside, strict=True):
+                if work.ranks:
+                    work.take_ranked(session, [(tokens[place], *beside[place])])
+                else:
+                    work.take(session, [DraftedToken(tokens[place], None)])
                 if reply := work.reply(session):
                     session.work = None
                     replies.append((session.peer, reply))

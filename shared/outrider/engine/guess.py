@@ -98,10 +98,14 @@ class Guess:
         return self.growing.ranks
 
     @property
-    def plain_steps(self) -> int:
-        """How many tokens are missing, if none of them wants siblings; else 0."""
-        place = len(self.growing.tokens)
-        return 0 if any(self.growing.siblings[place:]) else self.max_tokens - place
+    def steps_left(self) -> int:
+        """How many tokens are missing."""
+        return self.max_tokens - len(self.growing.tokens)
+
+    @property
+    def most_siblings(self) -> int:
+        """Most siblings that one of the missing tokens wants."""
+        return max(self.growing.siblings[len(self.growing.tokens) :], default=0)
 
     def demand(self, session: DraftSession) -> Demand:
         """The committed and guessed tokens without KV."""

@@ -27,10 +27,11 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """Tokens drawn one after another, [steps][sessions], and their scores; not finite where nothing can be drawn."""
+    """Tokens drawn one after another; everything is [steps][sessions]."""
 
     tokens: list[list[int]]
-    scores: list[list[float]]
+    scores: list[list[float]]  # not finite where nothing can be drawn
+    beside: list[list[tuple[int, ...]]]  # the next likeliest, MOST_BESIDE at most
 
 
 class Runner(Protocol):

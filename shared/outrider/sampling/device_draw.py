@@ -20,6 +20,13 @@ from outrider.sampling.state import SamplingState
 LANES = 512
 """Lanes of four tokens that one program looks at."""
 
+GROUPS = 8
+"""Groups of lanes in a program; each names its best token. Tokens with neighbouring ids are in different groups and,
+eight lanes further, in different programs, because neighbouring ids are often alike: likely, or not, together."""
+
+NOTHING = -1
+"""In place of a token that is not there."""
+
 KEY_WORDS = 4
 """Words of a row's key: the seed's low and high half, the vocabulary's size, the temperature's bits."""
 
@@ -30,7 +37,7 @@ def _best_of_block(
     keys,  # [KEY_WORDS, R] int32
     positions,  # [R] int32
     plus,  # what is added to them
-    found,  # [3, R, blocks] int32: bits of the best noisy score, its token, bits of its score
+    found,  # [3, R, blocks * groups] int32: bits of the best noisy score, its token, bits of its score
     width,
     multiplier_0: tl.constexpr,
     multiplier_1: tl.constexpr,
@@ -38,12 +45,14 @@ def _best_of_block(
     weyl_1: tl.constexpr,
     rounds: tl.constexpr,
     lanes: tl.constexpr,
+    groups: tl.constexpr,
 ):
     row, block = tl.program_id(0), tl.program_id(1)
     rows, blocks = tl.num_programs(0), tl.num_programs(1)
     size = tl.minimum(tl.load(keys + 2 * rows + row), width)
     temperature = tl.load(keys + 3 * rows + row).to(tl.float32, bitcast=True)
-    lane = block * lanes + tl.arange(0, lanes)
+    own_lane = tl.arange(0, lanes)
+    lane = (own_lane // groups * blocks + block) * groups + own_lane % groups
     c0 = lane.to(tl.uint32)
     c1 = tl.full((lanes,), 0, tl.uint32) + (tl.load(positions + row) + plus).to(tl.uint32)
     c2 = tl.full((lanes,), 0, tl.uint32)
@@ -78,32 +87,49 @@ def _best_of_block(
         best = tl.where(better, noisy, best)
         score = tl.where(better, own, score)
         token = tl.where(better, lane * 4 + word, token)
-    place = tl.argmax(best, axis=0)
-    chosen = tl.arange(0, lanes) == place
-    highest = tl.max(best)
-    result = tl.sum(tl.where(chosen, score, 0.0))
+    best = tl.reshape(best, (lanes // groups, groups))
+    place = tl.argmax(best, axis=0)  # of equals the first, whose id is the least
+    chosen = tl.arange(0, lanes // groups)[:, None] == place[None, :]
+    highest = tl.max(best, axis=0)
+    result = tl.sum(tl.where(chosen, tl.reshape(score, (lanes // groups, groups)), 0.0), axis=0)
+    token = tl.sum(tl.where(chosen, tl.reshape(token, (lanes // groups, groups)), 0), axis=0)
     bad = tl.sum(unusable) > 0
     highest = tl.where(bad, float("inf"), highest)
     result = tl.where(bad, float("nan"), result)
-    at = found + row * blocks + block
+    at = found + (row * blocks + block) * groups + tl.arange(0, groups)
     tl.store(at, highest.to(tl.int32, bitcast=True))
-    tl.store(at + rows * blocks, tl.sum(tl.where(chosen, token, 0)))
-    tl.store(at + 2 * rows * blocks, result.to(tl.int32, bitcast=True))
+    tl.store(at + rows * blocks * groups, token)
+    tl.store(at + 2 * rows * blocks * groups, result.to(tl.int32, bitcast=True))
 
 
-@triton.jit
-def _best_of_row(found, output, output_stride, blocks, padded: tl.constexpr):
+@triton.jit(do_not_specialize=["output_stride", "candidates"])  # else it would be compiled anew in mid-service
+def _best_of_row(
+    found,  # [3, R, candidates]
+    output,  # [2 + beside, R] int32
+    output_stride,
+    candidates,
+    padded: tl.constexpr,
+    beside: tl.constexpr,
+    nothing: tl.constexpr,
+):
     row, rows = tl.program_id(0), tl.num_programs(0)
-    block = tl.arange(0, padded)
-    inside = block < blocks
-    at = found + row * blocks + block
+    candidate = tl.arange(0, padded)
+    inside = candidate < candidates
+    at = found + row * candidates + candidate
     highest = tl.load(at, mask=inside, other=0).to(tl.float32, bitcast=True)
     highest = tl.where(inside, highest, float("-inf"))
-    place = tl.minimum(tl.argmax(highest, axis=0), blocks - 1)  # a row in which nothing can be drawn still gets a token
-    token = tl.load(found + (rows + row) * blocks + place)
-    score = tl.load(found + (2 * rows + row) * blocks + place)
-    tl.store(output + row, token)
-    tl.store(output + output_stride + row, score)
+    token = tl.load(at + rows * candidates, mask=inside, other=0x7FFFFFFF)
+    # Of equals the least id, as the tensors' argmax. A row in which nothing can be drawn still gets a token.
+    drawn = tl.min(tl.where(highest == tl.max(highest), token, 0x7FFFFFFF))
+    score = tl.load(at + 2 * rows * candidates, mask=inside, other=0)
+    tl.store(output + row, drawn)
+    tl.store(output + output_stride + row, tl.sum(tl.where(token == drawn, score, 0)))
+    last = drawn
+    for number in tl.static_range(beside):
+        highest = tl.where(token == last, float("-inf"), highest)
+        peak = tl.max(highest)
+        last = tl.min(tl.where(highest == peak, token, 0x7FFFFFFF))
+        tl.store(output + (2 + number) * output_stride + row, tl.where(peak > float("-inf"), last, nothing))
 
 
 class DrawMemory:
@@ -111,12 +137,14 @@ class DrawMemory:
 
     def __init__(self, rows: int, width: int, device: torch.device) -> None:
         self.blocks = triton.cdiv(width, 4 * LANES)
-        self.found = torch.empty(3 * rows * self.blocks, dtype=torch.int32, device=device)
+        self.found = torch.empty(3 * rows * self.blocks * GROUPS, dtype=torch.int32, device=device)
 
 
 def draw_into(output: Tensor, logits: Tensor, keys: Tensor, positions: Tensor, plus: int, memory: DrawMemory) -> None:
-    """Draw a token for each row of `logits` [R, W] into `output` [2, R] int32: tokens, then the bits of their scores.
+    """Draw a token for each row of `logits` [R, W] into `output` [2 + B, R] int32: tokens, bits of scores, ...
 
+    The other B get the next likeliest tokens, or `NOTHING`: of every group that an id can be in (see `GROUPS`) at
+    most one is named, so now and then one is passed over. They are guesses beside the drawn one, never drawn.
     `keys` [KEY_WORDS, R] are `plain_keys`; the token of row r stands at `positions[r] + plus`. A score is not finite
     where nothing can be drawn. Launches two kernels and nothing else, so it can be part of a CUDA graph.
     """
@@ -134,10 +162,13 @@ def draw_into(output: Tensor, logits: Tensor, keys: Tensor, positions: Tensor, p
         weyl_1=WEYL_1,
         rounds=ROUNDS,
         lanes=LANES,
+        groups=GROUPS,
     )
+    candidates = memory.blocks * GROUPS
     _best_of_row[(rows,)](
-        memory.found, output, output.stride(0), memory.blocks, padded=triton.next_power_of_2(memory.blocks)
-    )
+        memory.found, output, output.stride(0), candidates,
+        padded=triton.next_power_of_2(candidates), beside=len(output) - 2, nothing=NOTHING,
+    )  # fmt: skip
 
 
 def plain_keys(states: Sequence[SamplingState]) -> np.ndarray:

@@ -12,6 +12,9 @@ from outrider.acceptance.params import Rule
 from outrider.sampling.distribution import Row
 from outrider.sampling.state import SamplingState
 
+MOST_BESIDE = 8
+"""Most tokens that those kernels name beside a drawn one."""
+
 
 def draw_plain(logits: Tensor, rows: Sequence[Row]) -> tuple[list[int], list[float]] | None:
     """Tokens of `rows` of `logits` [R, W], and their scores, not finite where nothing can be drawn.

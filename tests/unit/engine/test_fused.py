@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
+from outrider.acceptance.params import Rule
 from outrider.acceptance.tree import TokenTree
 from outrider.engine.batch import Feed
+from outrider.engine.draft import DraftCore
 from outrider.engine.engine import Engine
 from outrider.engine.fused.build import build_runner
 from outrider.engine.fused.runner import FusedRunner
@@ -17,10 +20,12 @@ from outrider.engine.model import load_model
 from outrider.engine.options import EngineOptions, ModelOptions
 from outrider.engine.probe import probe_calls
 from outrider.engine.sequence import NO_TREE
+from outrider.protocol.items import Key, Propose
 from outrider.sampling.draft import DraftRow, draft_rows
 from tests.conftest import TinyModel
 from tests.interpreter import INTERPRETED
-from tests.unit.engine.engines import assert_close, random_tokens, reference_logits
+from tests.unit.engine.engines import assert_close, make_engine, random_tokens, reference_logits
+from tests.unit.engine.test_foresight import PROMPT, Draft
 from tests.unit.sampling.sessions import open_state
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -110,3 +115,20 @@ def test_chains_are_what_the_steps_would_have_drafted(tiny_model: TinyModel, tem
     again = engine.chains([*sequences[:2], more], [*states[:2], states[0]], logits, steps)
     assert again is not None
     assert [list(tokens)[:steps] for tokens in zip(*again.tokens, strict=True)][:2] == expected[:2]
+
+
+def test_a_guess_with_siblings_is_drawn_without_the_host_between(tiny_model: TinyModel) -> None:
+    siblings, proposals, loops = (2, 0, 1), [], []
+    for engine in (fused_engine(tiny_model("llama")), make_engine(tiny_model("llama"))):
+        chains = mock.Mock(wraps=engine.chains)
+        engine.chains = chains  # type: ignore[method-assign]
+        draft = Draft(DraftCore(engine, max_proposal=15, lease_s=60))
+        draft.open(1, PROMPT, Rule.MATCH, {"temperature": 0.8})
+        (drafted,) = draft.run(Propose(Key(1, 1, len(PROMPT)), len(PROMPT), (), 3, siblings))
+        proposals.append(drafted.proposal.tree)
+        loops.append(chains.call_count)
+    ours, theirs = proposals
+    assert loops == [1, 2]  # the general path declines, so it is asked before every token but the last
+    assert ours.tokens[:3] == theirs.tokens[:3]
+    assert ours.parents == theirs.parents
+    assert len(set(ours.tokens[3:]) & set(theirs.tokens[3:])) >= 2  # one may be passed over: see GROUPS

@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 
-from outrider.sampling.device_draw import DrawMemory, draw_into, plain_keys
+from outrider.sampling.device_draw import NOTHING, DrawMemory, draw_into, plain_keys
 from outrider.sampling.distribution import Row
+from outrider.sampling.draft import DraftRow
+from outrider.sampling.ranking import rank_rows
 from outrider.sampling.verify import _decide_greedy, _decide_sampled
 from tests.interpreter import INTERPRETED
 from tests.unit.sampling.sessions import open_state
@@ -33,6 +35,38 @@ def test_the_same_tokens_as_the_tensors(temperature: float, dtype: torch.dtype) 
     draw_into(output, logits, keys, positions - 3, 3, DrawMemory(rows, WIDTH, DEVICE))
     assert output[0].tolist() == expected.tokens.tolist()
     assert output[1].view(torch.float32).tolist() == expected.scores.tolist()
+
+
+def test_of_equals_the_least_id_and_beside_it_the_best_of_other_groups() -> None:
+    logits = torch.zeros(2, WIDTH, device=DEVICE)
+    # 40 and 41 share a lane; one of them is passed over. 44 is the next lane's, 2333 and 2500 are others'.
+    logits[0, [2500, 40, 41, 44, 2333]] = torch.tensor([5.0, 9.0, 8.0, 9.0, 6.0], device=DEVICE)
+    logits[1] = -math.inf
+    logits[1, 7] = 1.0
+    states = [open_state(WIDTH, temperature=0.0) for _ in range(2)]
+    output = torch.empty(5, 2, dtype=torch.int32, device=DEVICE)
+    keys = torch.from_numpy(plain_keys(states)).to(DEVICE)
+    draw_into(output, logits, keys, torch.zeros(2, dtype=torch.int32, device=DEVICE), 0, DrawMemory(2, WIDTH, DEVICE))
+    assert output[[0, 2, 3, 4], 0].tolist() == [40, 44, 2333, 2500]
+    assert output[[0, 2, 3, 4], 1].tolist() == [7, NOTHING, NOTHING, NOTHING]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nearly_all_of_the_next_likeliest_stand_beside(temperature: float) -> None:
+    rows = 4 if INTERPRETED else 50
+    generator = torch.Generator(DEVICE).manual_seed(2)
+    logits = torch.randn(rows, WIDTH, generator=generator, device=DEVICE) * 3
+    states = [open_state(WIDTH, seed=row, temperature=temperature) for row in range(rows)]
+    entries = [DraftRow(state, state.length, ()) for state in states]
+    expected = rank_rows(logits, entries, most=4)
+    output = torch.empty(5, rows, dtype=torch.int32, device=DEVICE)
+    keys = torch.from_numpy(plain_keys(states)).to(DEVICE)
+    positions = torch.tensor([state.length for state in states], dtype=torch.int32, device=DEVICE)
+    draw_into(output, logits, keys, positions, 0, DrawMemory(rows, WIDTH, DEVICE))
+    found = torch.cat([output[:1], output[2:]]).t().tolist()
+    assert [tokens[0] for tokens in found] == [tokens[0] for tokens in expected]
+    common = sum(len(set(ours) & set(theirs)) for ours, theirs in zip(found, expected, strict=True))
+    assert common >= 0.7 * 4 * rows  # with 16 groups (few ids) two of four are often in the same
 
 
 def test_logits_that_allow_nothing_are_told() -> None:

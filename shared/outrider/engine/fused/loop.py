@@ -17,7 +17,8 @@ from torch import Tensor
 from outrider.engine.fused.borders import BLOCK, LONG_SPLIT, SHORT_SPLITS
 from outrider.engine.fused.plan import Plan
 from outrider.engine.runner import Chains
-from outrider.sampling.device_draw import KEY_WORDS, DrawMemory, draw_into, plain_keys
+from outrider.sampling.device_draw import KEY_WORDS, NOTHING, DrawMemory, draw_into, plain_keys
+from outrider.sampling.plain import MOST_BESIDE
 from outrider.sampling.state import SamplingState
 
 MOST_SESSIONS = 256
@@ -26,7 +27,7 @@ MOST_SESSIONS = 256
 
 @triton.jit(do_not_specialize=["sessions"])
 def _advance(
-    drawn,  # [2, S] int32; tokens first
+    drawn,  # [2 + MOST_BESIDE, S] int32; tokens first
     ids,
     positions,
     slots,
@@ -55,7 +56,7 @@ def _advance(
 
 
 def advance(drawn: Tensor, plan: Plan) -> None:
-    """Make `plan` the pass over the tokens `drawn` [2, S], each at the position after its session's last."""
+    """Make `plan` the pass over the tokens `drawn[0]`, [S], each at the position after its session's last."""
     _advance[(1,)](
         drawn,
         plan.ids,
@@ -78,7 +79,7 @@ class Draws:
 
     def __init__(self, sessions: int, width: int, device: torch.device) -> None:
         self._keys = torch.zeros(KEY_WORDS * sessions, dtype=torch.int32, device=device)
-        self._drawn = torch.zeros(2, sessions, dtype=torch.int32, device=device)
+        self._drawn = torch.zeros(2 + MOST_BESIDE, sessions, dtype=torch.int32, device=device)
         self.memory = DrawMemory(sessions, width, device)
 
     def keys(self, sessions: int) -> Tensor:
@@ -86,7 +87,7 @@ class Draws:
         return self._keys[: KEY_WORDS * sessions].view(KEY_WORDS, sessions)
 
     def drawn(self, sessions: int) -> Tensor:
-        """[2, sessions] the last draw: tokens, then the bits of their scores."""
+        """[2 + MOST_BESIDE, sessions] the last draw: tokens, the bits of their scores, what stands beside them."""
         return self._drawn[:, :sessions]
 
     def set_keys(self, states: Sequence[SamplingState], sessions: int) -> None:
@@ -97,14 +98,19 @@ class Draws:
 
 
 def collected(drawn: Sequence[Tensor], sessions: int) -> Chains:
-    """Wait for the device; `drawn` are [2, S'] each, of which `sessions` count."""
-    host = torch.stack(list(drawn)).cpu().numpy()
-    return Chains(host[:, 0, :sessions].tolist(), host[:, 1, :sessions].view(np.float32).tolist())
+    """Wait for the device; `drawn` are [2 + MOST_BESIDE, S'] each, of which `sessions` count."""
+    host = torch.stack(list(drawn))[:, :, :sessions].contiguous().cpu().numpy()
+    beside = host[:, 2:].transpose(0, 2, 1).tolist()
+    return Chains(
+        host[:, 0].tolist(),
+        host[:, 1].view(np.float32).tolist(),
+        [[tuple(token for token in tokens if token != NOTHING) for tokens in step] for step in beside],
+    )
 
 
 def first_draw(logits: Tensor, plus: Tensor, draws: Draws, sessions: int) -> None:
     """Draw from `logits` [S, W] at `plus` [S] positions into `draws`; rows up to `sessions` stay as they are."""
-    drawn = torch.empty(2, len(logits), dtype=torch.int32, device=logits.device)
+    drawn = torch.empty(2 + MOST_BESIDE, len(logits), dtype=torch.int32, device=logits.device)
     keys = draws.keys(sessions)[:, : len(logits)].contiguous()
     draw_into(drawn, logits, keys, plus, 0, draws.memory)
     draws.drawn(sessions)[:, : len(logits)] = drawn
