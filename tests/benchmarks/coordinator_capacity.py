@@ -4,12 +4,13 @@
 
 Replicas are simulated (tests/benchmarks/simulated); every session streams one answer after the other, over a few
 connections, which are read with the generated messages and no client above them. Of every 20th session all tokens are
-compared with the text that the simulated target writes: `checked` says how many. The coordinator, the load generator and both replicas share this machine's cores with whatever else runs,
-so the tokens a second are what was seen, not what the coordinator can do. What it can do is told by its own processor
-time, read from /proc: `tokens_per_cpu_second`, of all its threads. One process runs Python on one core at a time, and
-gRPC's threads beside it: `main_thread_cpu_ms_per_round` says where a single process ends. A busy machine raises these
-times as well (shared caches and hyperthreads), so they too are upper bounds. What a round takes beyond the verifier's
-step is added latency, the drafting and the waiting for a core included.
+compared with the text that the simulated target writes: `checked` says how many. The coordinator, the load generator
+and both replicas share this machine's cores with whatever else runs, so the tokens a second are what was seen, not what
+the coordinator can do. What it can do is told by its own processor time, read from /proc: `tokens_per_cpu_second`, of
+all its threads. One process runs Python on one core at a time, and gRPC's threads beside it:
+`main_thread_cpu_ms_per_round` says where a single process ends. A busy machine raises these times as well (shared
+caches and hyperthreads), so they too are upper bounds. What a round takes beyond the verifier's step is added latency,
+the drafting and the waiting for a core included.
 """
 
 from __future__ import annotations
