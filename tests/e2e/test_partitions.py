@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -15,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.client import Client, Completion
 from tests.chaos.fleet import TERMINATE, Fleet
+from tests.chaos.moment import Moments
 from tests.chaos.network import HERE, Network, why_not
 from tests.conftest import TinyModel
 
@@ -22,7 +24,8 @@ PROMPT = "again and again and again"
 # More rounds than an answer may be ahead of its client, so that it is still in progress when the client has some of it.
 OPTIONS: dict[str, Any] = {"temperature": 0.8, "seed": 21, "max_tokens": 160, "ignore_eos": True, "fixed_length": True}
 OPTIONS["max_draft_tokens"] = 1
-REPLICA = ["--dtype", "float32", "--device", "cpu", "--threads", "1", "--kv-tokens", "4096", "--grace-s", "4"]
+MIDWAY = 100  # tokens of prompt and answer: long after the client has the first of them
+REPLICA = ["--dtype", "float32", "--device", "cpu", "--threads", "1", "--kv-tokens", "4096", "--grace-s", "8"]
 REPLICA += ["--heartbeat-s", "0.3", "--registry-ttl-s", "1.5"]
 COORDINATOR = ["--replica-silence-s", "1", "--heartbeat-s", "0.3", "--registry-timeout-s", "0.3"]
 COORDINATOR += ["--draft-timeout-s", "0.3", "--draft-retry-s", "0.2"]
@@ -31,16 +34,22 @@ pytestmark = pytest.mark.skipif(bool(reason := why_not()), reason=reason)
 
 
 @pytest.fixture(scope="module")
-def fleet(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def moments(tmp_path_factory: pytest.TempPathFactory) -> Moments:
+    return Moments(tmp_path_factory.mktemp("moments"))
+
+
+@pytest.fixture(scope="module")
+def fleet(tiny_model: TinyModel, moments: Moments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     names = ["redis", "verifier0", "verifier1", "draft0", "coordinator0"]
     model = ["--model", str(tiny_model("llama")), *REPLICA]
     with (
+        environment("TEST_MOMENTS", str(moments.folder)),
         Network(names) as network,
         Fleet(
             network,
             tmp_path_factory.mktemp("fleet"),
             verifier=model,
-            draft=[*model, "--layers", "2"],
+            draft=[*model, "--layers", "2", "--grace-s", "30"],
             coordinators=[COORDINATOR],
             verifiers=2,
             drafts=1,
@@ -48,6 +57,14 @@ def fleet(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> It
     ):
         wait_for(lambda: running.inspect(running.machines["coordinator0"])["connected"] == 3)
         yield running
+
+
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable for what is started meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -180,29 +197,70 @@ def test_the_client_is_cut_off_mid_answer_and_leaves_nothing(
     assert client.generate(PROMPT, drafter="none", **OPTIONS).token_ids == expected.token_ids
 
 
-def test_sigterm_hands_a_verifiers_sessions_over(fleet: Fleet, client: Client, expected: Completion) -> None:
-    """Health says NOT_SERVING, the client notices nothing, and the process has ended before its grace has."""
-    told: list[int] = []
+def terminate(fleet: Fleet, name: str) -> int:
+    """SIGTERM, until its health says NOT_SERVING; the process."""
+    machine = fleet.machines[name]
+    assert machine.process is not None
+    fleet.signal(machine, TERMINATE)
+    with grpc.insecure_channel(fleet.address(name)) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        wait_for(lambda: stub.Check(health_pb2.HealthCheckRequest(), timeout=5).status == NOT_SERVING)
+    return machine.process.pid
 
-    def hurt() -> None:
-        name = busy_verifier(fleet)
-        fleet.signal(fleet.machines[name], TERMINATE)
-        with grpc.insecure_channel(fleet.address(name)) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            wait_for(lambda: stub.Check(health_pb2.HealthCheckRequest(), timeout=5).status == NOT_SERVING)
-        told.append(fleet.machines[name].process.pid)  # type: ignore[union-attr]
-        time.sleep(2.2)  # the answer is held up by its client for longer than half of the grace
 
-    assert interrupted(client, hurt, drafter="ngram").token_ids == expected.token_ids
-    (machine,) = [each for each in fleet.of("verifier") if each.process is not None and each.process.pid in told]
+def ended_well(fleet: Fleet, name: str) -> None:
+    """It has ended by itself with nothing left to do; start it again."""
+    machine = fleet.machines[name]
     assert machine.process is not None
     machine.process.wait(10)
     assert machine.process.poll() == 0
-    log = machine.log.read_text()
-    assert "work was left" not in log
+    assert "work was left" not in machine.log.read_text()
     fleet.launch(machine)
     wait_for(lambda: fleet.ready(machine))
     wait_for(lambda: connected(fleet) == 3)
+
+
+def test_sigterm_hands_a_verifiers_sessions_over(
+    fleet: Fleet, client: Client, expected: Completion, moments: Moments
+) -> None:
+    """Health says NOT_SERVING, the client notices nothing, and the process has ended before its grace has."""
+    moments.order("verifier", MIDWAY)
+    coordinator = fleet.machines["coordinator0"].log
+    names: list[str] = []
+
+    def hurt() -> None:
+        wait_for(lambda: moments.waiting("verifier") is not None)
+        names.append(busy_verifier(fleet))
+        terminate(fleet, names[0])
+        time.sleep(4.2)  # longer than half of the grace, in the middle of a round
+        moments.release("verifier")
+
+    try:
+        assert interrupted(client, hurt, drafter="ngram").token_ids == expected.token_ids
+    finally:
+        moments.release("verifier")
+    assert f"leaves {fleet.address(names[0])}, which drains" in coordinator.read_text()
+    ended_well(fleet, names[0])
+
+
+def test_sigterm_lets_a_drafts_sessions_end(
+    fleet: Fleet, client: Client, expected: Completion, moments: Moments
+) -> None:
+    """There is no other draft: the session goes on with this one, whose process ends with it."""
+    moments.order("verifier", MIDWAY)
+
+    def hurt() -> None:
+        wait_for(lambda: moments.waiting("verifier") is not None)
+        terminate(fleet, "draft0")
+        moments.release("verifier")
+
+    try:
+        result = interrupted(client, hurt, drafter="model")
+    finally:
+        moments.release("verifier")
+    assert result.token_ids == expected.token_ids
+    assert result.speculation.fallback_reason == ""
+    ended_well(fleet, "draft0")
 
 
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
