@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.client import Client
 from outrider_cli.cluster import LocalCluster
@@ -78,6 +80,9 @@ def test_case_23_the_draft_is_killed_mid_stream(
     result = interrupted(client, lambda: os.kill(cluster.process("draft").pid, signal.SIGKILL), drafter="model")
     assert result.token_ids == expected
     assert result.speculation.fallback_reason
+    with grpc.insecure_channel(cluster.address) as channel:  # without drafts it is as ready as before
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
     cluster.restart("draft")
     wait_for_the_draft(client)
     # The new incarnation starts from the committed tokens, and guesses again.
