@@ -23,7 +23,7 @@ from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply
 from outrider.errors import InvalidArgument
 from outrider.protocol.items import DraftAhead, Drafted, DraftedAhead, FailureCode, Propose, Verify
 from outrider.sampling.distribution import UnusableLogits
-from outrider.sampling.draft import DraftedToken, DraftRow, draft_rows
+from outrider.sampling.draft import DraftRow, draft_rows
 from outrider.sampling.plain import MOST_BESIDE, is_plain
 from outrider.sampling.ranking import rank_rows
 
@@ -78,7 +78,7 @@ class DraftCore(ReplicaCore[Drafting]):
             if reply := work.reply(session):
                 session.work = None
                 replies.append((session.peer, reply))
-        return replies
+        return replies + self._grow(sessions)
 
     def _chains(self, sessions: Sequence[DraftSession], logits: torch.Tensor) -> Chains | None:
         """As many tokens for each session as all of them want, without the host between; None if that cannot be.
@@ -104,16 +104,39 @@ class DraftCore(ReplicaCore[Drafting]):
         replies: list[tuple[ReplicaPeer, Reply]] = []
         for place, session in enumerate(sessions):
             work = session.work
-            assert work is not None
-            for tokens, beside in zip(chains.tokens, chains.beside, strict=True):
-                if work.ranks:
-                    work.take_ranked(session, [(tokens[place], *beside[place])])
-                else:
-                    work.take(session, [DraftedToken(tokens[place], None)])
+            assert isinstance(work, Guess)
+            for row in chains.ranked:
+                work.growing.add_next(row[place])
                 if reply := work.reply(session):
                     session.work = None
                     replies.append((session.peer, reply))
                     break
+        return replies
+
+    def _grow(self, sessions: Sequence[DraftSession]) -> list[tuple[ReplicaPeer, Reply]]:
+        """Take the branches of those who draft ahead as far as all of them want, if it can be without the host between.
+
+        Sessions in which nothing can be drawn fail.
+        """
+        ahead = [(each, each.work) for each in sessions if isinstance(each.work, Foresight) and is_plain(each.sampling)]
+        ahead = [(each, work) for each, work in ahead if work.steps_left and work.most_siblings <= MOST_BESIDE]
+        if not ahead:
+            return []
+        steps = min(work.steps_left for _, work in ahead)
+        growths = [work.growth(session) for session, work in ahead]
+        if (chains := self.engine.grow(growths, steps)) is None:
+            return []
+        replies: list[tuple[ReplicaPeer, Reply]] = []
+        stop = 0
+        for entry, ((session, work), growth) in enumerate(zip(ahead, growths, strict=True)):
+            start, stop = stop, stop + len(growth.newest)
+            if not all(math.isfinite(score) for row in chains.scores for score in row[start:stop]):
+                replies.append(self.fail(session, UnusableLogits([entry])))
+                continue
+            work.take_grown(session, [row[start:stop] for row in chains.ranked])
+            if reply := work.reply(session):
+                session.work = None
+                replies.append((session.peer, reply))
         return replies
 
     def _check_siblings(self, session: DraftSession, item: Propose | DraftAhead) -> None:

@@ -18,7 +18,7 @@ from outrider.engine.memory import GIB, default_kv_bytes
 from outrider.engine.model import LoadedModel
 from outrider.engine.options import EngineOptions
 from outrider.engine.probe import LayerCall, probe_calls
-from outrider.engine.runner import Chains, Runner, make_runner
+from outrider.engine.runner import Chains, Growth, Runner, make_runner
 from outrider.engine.selfcheck import CHECK_LENGTH, SelfCheck
 from outrider.engine.sequence import NO_TREE, KvSequence
 from outrider.errors import InvalidArgument, ModelLoadError, ResourceExhausted
@@ -98,7 +98,7 @@ class Engine:
 
     @torch.inference_mode()
     def prepare_chains(self) -> None:
-        """Get ready for `chains`, for an engine that drafts."""
+        """Get ready for `chains` and `grow`, for an engine that drafts."""
         self._run.prepare_chains()
 
     @torch.inference_mode()
@@ -116,6 +116,26 @@ class Engine:
         if found is not None and all(math.isfinite(score) for row in found.scores for score in row):
             for place, sequence in enumerate(sequences):
                 sequence.extend([row[place] for row in found.tokens[:-1]], NO_TREE)
+        return found
+
+    @torch.inference_mode()
+    def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
+        """Draw `steps` tokens after each branch, one after another, all branches of all growths side by side.
+
+        The states are plain. All tokens but the last drawn join the trees in flight; what is drawn where nothing can be
+        is some token. None where the host has to take every step.
+        """
+        for growth in growths:
+            growth.sequence.check_room(steps * len(growth.newest))
+        found = self._run.grow(growths, steps)
+        if found is None:
+            return None
+        start = 0
+        for growth in growths:
+            stop = start + len(growth.newest)
+            rows = [growth.newest, *(tokens[start:stop] for tokens in found.tokens[:-1])]
+            growth.sequence.extend((), growth.grown(rows))
+            start = stop
         return found
 
     @torch.inference_mode()

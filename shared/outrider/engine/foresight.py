@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.acceptance.tree import ROOT, TokenTree
+from outrider.acceptance.tree import ROOT
 from outrider.engine.batch import Feed
 from outrider.engine.guess import DraftSession, Growing
+from outrider.engine.runner import Growth
 from outrider.engine.schedule import Demand
 from outrider.protocol.items import DraftAhead, DraftedAhead, Foreseen
 from outrider.sampling.draft import DraftedToken, DraftRow
@@ -78,10 +79,24 @@ class Foresight:
         if self._branches is None:
             tokens = session.history[len(session.sequence.cached) :]
             return Feed(session.sequence, tuple(tokens), self._in_flight)
-        tree = session.sequence.tree
-        parents = (branch.leaf if branch.tokens else branch.node for branch in self._growing)
-        grown = TokenTree((*tree.tokens, *(branch.newest for branch in self._growing)), (*tree.parents, *parents))
-        return Feed(session.sequence, (), grown, grown=len(tree))
+        (feed,) = self.growth(session).feeds(1)
+        return feed
+
+    @property
+    def steps_left(self) -> int:
+        """How many tokens each growing branch still wants; 0 before there are branches."""
+        return self._max_tokens - len(self._growing[0].tokens) if self._growing else 0
+
+    @property
+    def most_siblings(self) -> int:
+        """Most siblings that a token wants."""
+        return max(self._siblings, default=0)
+
+    def growth(self, session: DraftSession) -> Growth:
+        """The branches that grow; all of them have tokens, or none has."""
+        newest = tuple(branch.newest for branch in self._growing)
+        parents = tuple(branch.leaf if branch.tokens else branch.node for branch in self._growing)
+        return Growth(session.sequence, session.sampling, newest, parents)
 
     def rows(self, session: DraftSession) -> list[DraftRow]:
         """What may follow the history and each node in flight; later each branch."""
@@ -109,6 +124,20 @@ class Foresight:
             branch.growing.add(token)
         self._grown(session)
 
+    def take_grown(self, session: DraftSession, steps: Sequence[Sequence[tuple[int, ...]]]) -> None:
+        """Several tokens for each branch, [steps][branches], each followed by the next likeliest of its place.
+
+        A branch that has ended on the way was run all the same.
+        """
+        first = len(session.sequence.tree) - len(steps) * len(self._growing)
+        for row in steps:
+            for leaf, (branch, ranked) in enumerate(zip(self._growing, row, strict=True), start=first):
+                if not self._has_ended(branch, session):
+                    branch.growing.add_next(ranked)
+                    branch.leaf = leaf
+            first += len(self._growing)
+        self._growing = [branch for branch in self._growing if not self._has_ended(branch, session)]
+
     def reply(self, session: DraftSession) -> DraftedAhead | None:
         """All branches, when none grows any more."""
         if self._branches is None or self._growing:
@@ -133,11 +162,10 @@ class Foresight:
         first = len(session.sequence.tree) - len(self._growing)
         for leaf, branch in enumerate(self._growing, start=first):
             branch.leaf = leaf
-        self._growing = [
-            branch
-            for branch in self._growing
-            if len(branch.tokens) < self._max_tokens and branch.newest not in session.stop_token_ids
-        ]
+        self._growing = [branch for branch in self._growing if not self._has_ended(branch, session)]
+
+    def _has_ended(self, branch: Branch, session: DraftSession) -> bool:
+        return len(branch.tokens) == self._max_tokens or branch.newest in session.stop_token_ids
 
     def _path(self, node: int) -> tuple[int, ...]:
         return tuple(self._in_flight.tokens[each] for each in self._in_flight.path(node))

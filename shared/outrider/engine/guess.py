@@ -77,6 +77,13 @@ class Growing:
         self.tokens.append(first)
         self.beside.append(tuple(others))
 
+    def add_next(self, ranked: tuple[int, ...]) -> None:
+        """One more token, the likeliest of `ranked`, with as many of the next ones as it wants for siblings."""
+        if self.ranks:
+            self.add_ranked(ranked)
+        else:
+            self.add(DraftedToken(ranked[0], None))
+
     @property
     def proposal(self) -> Proposal:
         """What there is."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import chain
 from typing import Protocol
 
 from torch import Tensor
 
+from outrider.acceptance.tree import TokenTree
 from outrider.engine.attention import PagedAttention
 from outrider.engine.batch import Batch, Feed
 from outrider.engine.decoder import Decoder, make_decoder
@@ -33,6 +35,37 @@ class Chains:
     scores: list[list[float]]  # not finite where nothing can be drawn
     beside: list[list[tuple[int, ...]]]  # the next likeliest, MOST_BESIDE at most
 
+    @property
+    def ranked(self) -> list[list[tuple[int, ...]]]:
+        """Each token with what stands beside it."""
+        steps = zip(self.tokens, self.beside, strict=True)
+        return [[(token, *others) for token, others in zip(*step, strict=True)] for step in steps]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """B branches of a session's tree in flight that grow by a token a pass."""
+
+    sequence: KvSequence
+    state: SamplingState
+    newest: tuple[int, ...]  # [B] their newest tokens, which have no KV yet
+    parents: tuple[int, ...]  # [B] the nodes that these continue, or ROOT
+
+    def grown(self, rows: Sequence[Sequence[int]]) -> TokenTree:
+        """The tree after passes over `rows` of B tokens each, the newest first."""
+        tree, size = self.sequence.tree, len(self.newest)
+        later = range(len(tree), len(tree) + (len(rows) - 1) * size)  # each continues the one of its branch before it
+        return TokenTree((*tree.tokens, *chain.from_iterable(rows)), (*tree.parents, *self.parents, *later))
+
+    def feeds(self, steps: int) -> list[Feed]:
+        """One for each of `steps` passes; ids that are not known yet are 0."""
+        there, size = len(self.sequence.tree), len(self.newest)
+        tree = self.grown([self.newest, *[(0,) * size] * (steps - 1)])
+        return [
+            Feed(self.sequence, (), tree.truncated(there + (step + 1) * size), grown=there + step * size)
+            for step in range(steps)
+        ]
+
 
 class Runner(Protocol):
     """A model and its cache's memory."""
@@ -47,8 +80,12 @@ class Runner(Protocol):
         """See `Engine.chains`; None where the host has to take every step."""
         ...
 
+    def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
+        """See `Engine.grow`; None where the host has to take every step."""
+        ...
+
     def prepare_chains(self) -> object:
-        """Get ready for `chains` now, so that the first one does not have to."""
+        """Get ready for `chains` and `grow` now, so that the first one does not have to."""
         ...
 
 
@@ -67,6 +104,10 @@ class GeneralRunner:
     def chains(
         self, sequences: Sequence[KvSequence], states: Sequence[SamplingState], logits: Tensor, steps: int
     ) -> Chains | None:
+        """See `Runner`: the host takes every step."""
+        return None
+
+    def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
         """See `Runner`: the host takes every step."""
         return None
 

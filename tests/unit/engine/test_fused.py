@@ -20,11 +20,11 @@ from outrider.engine.model import load_model
 from outrider.engine.options import EngineOptions, ModelOptions
 from outrider.engine.probe import probe_calls
 from outrider.engine.sequence import NO_TREE
-from outrider.protocol.items import Key, Propose
+from outrider.protocol.items import DraftAhead, Key, Propose
 from outrider.sampling.draft import DraftRow, draft_rows
 from tests.conftest import TinyModel
 from tests.interpreter import INTERPRETED
-from tests.unit.engine.engines import assert_close, make_engine, random_tokens, reference_logits
+from tests.unit.engine.engines import assert_close, random_tokens, reference_logits
 from tests.unit.engine.test_foresight import PROMPT, Draft
 from tests.unit.sampling.sessions import open_state
 
@@ -34,9 +34,9 @@ LENGTH = 12 if INTERPRETED else 230
 """Tokens of a text. The interpreter takes about ten milliseconds for each row of a head."""
 
 
-def fused_engine(directory: Path, dtype: str = "float32", **options: Any) -> Engine:
+def fused_engine(directory: Path, dtype: str = "float32", *, layers: int | None = None, **options: Any) -> Engine:
     """An engine that runs on the fast path, on whatever device there is."""
-    source = ModelOptions(str(directory), dtype=dtype, device=DEVICE)
+    source = ModelOptions(str(directory), dtype=dtype, device=DEVICE, layers=layers)
     settings = EngineOptions(**{"kv_tokens": 4096, "block_size": 8, "max_batch_tokens": 1024} | options)
     engine = Engine(load_model(source), settings)
     if INTERPRETED:
@@ -47,6 +47,12 @@ def fused_engine(directory: Path, dtype: str = "float32", **options: Any) -> Eng
         )  # fmt: skip
     assert isinstance(engine._run, FusedRunner)
     return engine
+
+
+def both_engines(directory: Path) -> tuple[Engine, Engine]:
+    """The fast path, and the general one on a CPU, of the model's first layer."""
+    general = load_model(ModelOptions(str(directory), dtype="float32", device="cpu", layers=1))
+    return fused_engine(directory, layers=1), Engine(general, EngineOptions(kv_tokens=1024, block_size=8))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
@@ -119,7 +125,7 @@ def test_chains_are_what_the_steps_would_have_drafted(tiny_model: TinyModel, tem
 
 def test_a_guess_with_siblings_is_drawn_without_the_host_between(tiny_model: TinyModel) -> None:
     siblings, proposals, loops = (2, 0, 1), [], []
-    for engine in (fused_engine(tiny_model("llama")), make_engine(tiny_model("llama"))):
+    for engine in both_engines(tiny_model("llama")):
         chains = mock.Mock(wraps=engine.chains)
         engine.chains = chains  # type: ignore[method-assign]
         draft = Draft(DraftCore(engine, max_proposal=15, lease_s=60))
@@ -132,3 +138,28 @@ def test_a_guess_with_siblings_is_drawn_without_the_host_between(tiny_model: Tin
     assert ours.tokens[:3] == theirs.tokens[:3]
     assert ours.parents == theirs.parents
     assert len(set(ours.tokens[3:]) & set(theirs.tokens[3:])) >= 2  # one may be passed over: see GROUPS
+
+
+def test_what_is_drafted_ahead_is_drawn_without_the_host_between(tiny_model: TinyModel) -> None:
+    """And the sequence holds what the general path's does: the next guess begins from it."""
+    in_flight, branches = TokenTree((40, 41, 42), (-1, 0, -1)), (1, 0, 1, 0)
+    answers, grown = [], []
+    for engine in both_engines(tiny_model("llama")):
+        grow = mock.Mock(wraps=engine.grow)
+        engine.grow = grow  # type: ignore[method-assign]
+        draft = Draft(DraftCore(engine, max_proposal=15, lease_s=60))
+        draft.open(1, PROMPT, Rule.MATCH, {"temperature": 0.8})
+        (ahead,) = draft.run(DraftAhead(Key(1, 1, len(PROMPT)), len(PROMPT), (), in_flight, 2, branches, (1,)))
+        outcome = ahead.foreseen[-1]
+        assert (outcome.node, len(ahead.foreseen)) == (1, 2)
+        history = (*PROMPT, 40, 41, outcome.next_token, *outcome.proposal.tree.tokens[:2])
+        after = draft.propose(1, history, len(PROMPT), 1)
+        answers.append(
+            ([(each.node, each.next_token, each.proposal.tree.tokens[:2]) for each in ahead.foreseen], after.tree)
+        )
+        assert all(each.proposal.tree.parents == (-1, 0, -1) for each in ahead.foreseen)
+        (session,) = draft.core.sessions
+        answers[-1] += (session.sequence.cached,)
+        grown.append(grow.call_count)
+    assert answers[0] == answers[1]
+    assert grown[0] == 1 < grown[1]  # the general path declines each time

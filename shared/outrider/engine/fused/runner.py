@@ -14,7 +14,7 @@ from outrider.engine.draft_vocabulary import DraftVocabulary, widened
 from outrider.engine.fused.decoder import FusedDecoder
 from outrider.engine.fused.loop import MOST_SESSIONS, Draws, advance, collected, first_draw
 from outrider.engine.fused.plan import Plan, PlanBuffer, Shape
-from outrider.engine.runner import Chains
+from outrider.engine.runner import Chains, Growth
 from outrider.engine.sequence import KvSequence
 from outrider.sampling.device_draw import KEY_WORDS, DrawMemory, draw_into
 from outrider.sampling.state import SamplingState
@@ -49,19 +49,7 @@ class FusedRunner:
         if not self._plans.fits(feeds):  # two passes give the same as one
             half = len(feeds) // 2
             return torch.cat([self(feeds[:half]), self(feeds[half:])])
-        total = sum(len(feed) for feed in feeds)
-        wanted = sum(feed.logit_rows for feed in feeds)
-        tiles = self._plans.most_tiles(feeds)
-        logits: Tensor
-        if self._with_graphs and total <= GRAPH_ROWS[-1]:
-            shape = Shape(_bucket(total), _tile_bucket(tiles), _bucket(total))
-            self.last_shape = shape
-            slices = self._plans.fill(feeds, shape)
-            logits = self._replay(shape) if len(slices) == 1 else self._run(self._plans.plan(shape, slices))
-        else:
-            shape = Shape(total, tiles, wanted)
-            logits = self._run(self._plans.plan(shape, self._plans.fill(feeds, shape)))
-        logits = logits[:wanted]
+        _, logits = self._launch(feeds)
         return logits.clone() if self._vocabulary is None else self._named(logits)  # the memory is the next pass's
 
     def chains(
@@ -87,6 +75,23 @@ class FusedRunner:
                 self._loop_step(plan, draws)
             drawn.append(draws.drawn(sessions).clone())
         return collected(drawn, count)
+
+    def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
+        """See `Runner`. The host writes the plan of a pass while the one before runs, and waits once, at the end."""
+        count = sum(len(growth.newest) for growth in growths)
+        passes = list(zip(*(growth.feeds(steps) for growth in growths), strict=True))
+        if count > MOST_SESSIONS or not self._plans.fits(passes[-1]):
+            return None
+        draws = self._draws or self.prepare_chains()
+        draws.set_keys([growth.state for growth in growths for _ in growth.newest], count)
+        drawn = draws.drawn(count)
+        drawn[0] = torch.tensor([token for growth in growths for token in growth.newest], dtype=torch.int32)
+        found: list[Tensor] = []
+        for feeds in passes:
+            plan, logits = self._launch(feeds, drawn[0])
+            draw_into(drawn, self._named(logits), draws.keys(count), plan.positions[:count], 1, draws.memory)
+            found.append(drawn.clone())
+        return collected(found, count)
 
     def prepare_chains(self) -> Draws:
         """See `Runner`."""
@@ -129,6 +134,22 @@ class FusedRunner:
                 self._plans.fill_nothing(shape)
                 _, logits = self._graph(shape)
         _compile_draws(self._named(logits))
+
+    def _launch(self, feeds: Sequence[Feed], ids: Tensor | None = None) -> tuple[Plan, Tensor]:
+        """Start a pass; its logits lie where the next one's will. `ids` [T]: in place of those that the feeds have."""
+        total = sum(len(feed) for feed in feeds)
+        wanted = sum(feed.logit_rows for feed in feeds)
+        tiles = self._plans.most_tiles(feeds)
+        recorded = self._with_graphs and total <= GRAPH_ROWS[-1]
+        if recorded:
+            shape = self.last_shape = Shape(_bucket(total), _tile_bucket(tiles), _bucket(total))
+        else:
+            shape = Shape(total, tiles, wanted)
+        plan = self._plans.plan(shape, self._plans.fill(feeds, shape))
+        if ids is not None:
+            plan.ids[:total] = ids
+        logits = self._replay(shape) if recorded and len(plan.slices) == 1 else self._run(plan)
+        return plan, logits[:wanted]
 
     def _replay(self, shape: Shape) -> Tensor:
         graph, logits = self._graph(shape)
