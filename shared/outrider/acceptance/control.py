@@ -225,14 +225,22 @@ class DraftControl:
             self._siblings.record(result.tried, result.stood)
         return not self._policy.fixed_length and self._judge(source, result)
 
+    def _fixed(self, longest: int, at_hand: int) -> Choice:
+        """As much as is allowed; of the sources at hand, that whose guess should bring more."""
+        lengths = {source: at_hand if at_hand and source is Source.MODEL else longest for source in self._levels}
+
+        def brings(source: Source) -> float:
+            return expected_accepted(self._estimates[source].chances(self._levels[source], lengths[source]))[-1]
+
+        best = max(lengths, key=brings) if len(lengths) > 1 else next(iter(lengths))
+        return self._always(Choice(best, lengths[best]), self._nodes)
+
     def _decide(self, longest: int, at_hand: int) -> Choice:
+        if self._policy.fixed_length:
+            return self._fixed(longest, at_hand)
         chances = {source: self._estimates[source].chances(level, longest) for source, level in self._levels.items()}
         if at_hand and Source.MODEL in chances:
             chances[Source.MODEL] = chances[Source.MODEL][:at_hand]
-        if self._policy.fixed_length:
-            # Of the sources at hand, the one whose guess should bring more.
-            best = max(chances, key=lambda source: expected_accepted(chances[source])[-1])
-            return self._always(Choice(best, len(chances[best])), self._nodes)
         # Until the costs are known, rounds are there to learn them.
         to_learn = [source for source in self._levels if not (at_hand and source is Source.MODEL)]
         if unknown := next((source for source in to_learn if not self._costs.known(source)), None):

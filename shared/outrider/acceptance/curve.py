@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from operator import le
 from statistics import median
 
 SAMPLES = 32
@@ -126,6 +127,8 @@ class TimeCurve:
 
 def monotone(values: Sequence[float], weights: Sequence[float]) -> tuple[float, ...]:
     """The sequence that never falls and is nearest to `values` in weighted squares (pool adjacent violators)."""
+    if all(map(le, values, values[1:])):
+        return tuple(values)
     pools: list[tuple[float, float, int]] = []  # value, weight, how many
     for value, weight in zip(values, weights, strict=True):
         pool = (value, weight, 1)

@@ -54,8 +54,14 @@ class AcceptanceEstimate:
         """What became of a chain of `proposed` tokens; those after the first that fell were not tried."""
         assert level >= 1
         last = len(self._prior) - 1
-        for step in range(min(accepted + 1, proposed)):
-            self._try(min(level + step - 1, last), stood=step < accepted)
+        stood = min(accepted, proposed)
+        for place in range(level - 1, level - 1 + stood):
+            self._count(min(place, last), 1.0)
+        if stood:
+            self._doubt = 1.0
+            self._known = ()
+        if stood < proposed:
+            self._fall(min(level - 1 + stood, last))
 
     def fade(self) -> None:
         """Halve what is known, after a time in which nothing was tried."""
@@ -77,13 +83,16 @@ class AcceptanceEstimate:
         self._all_expected *= factor
         self._all_stood *= factor
 
-    def _try(self, place: int, *, stood: bool) -> None:
-        self._doubt = 1.0 if stood else self._doubt * (1.0 - self._chances()[place])
+    def _fall(self, place: int) -> None:
+        self._doubt *= 1.0 - self._chances()[place]
         if self._doubt <= SURPRISE:
             self._doubt = 1.0
             factors = [min(1.0, KEPT / max(KEPT, trials)) for trials in self._trials]
             self._shrink(factors, min(factors))
+        self._count(place, 0.0)
         self._known = ()
+
+    def _count(self, place: int, stood: float) -> None:
         self._trials[place] = MEMORY * self._trials[place] + 1
         self._stood[place] = MEMORY * self._stood[place] + stood
         self._all_expected = MEMORY * self._all_expected + self._prior[place]

@@ -51,7 +51,9 @@ class RowTimes:
     def observe(self, rows: int, milliseconds: float) -> None:
         """A round that ran beside others, `rows` in all."""
         place = round(STEPS_PER_DOUBLING * math.log2(rows))
-        self._samples.setdefault(place, deque(maxlen=SAMPLES)).append((rows, milliseconds))
+        if place not in self._samples:
+            self._samples[place] = deque(maxlen=SAMPLES)
+        self._samples[place].append((rows, milliseconds))
 
     def points(self) -> list[tuple[float, float]]:
         """Rows and milliseconds, in order, of what was seen often enough."""
