@@ -68,12 +68,13 @@ async def running_cluster(
     verifier: dict[str, Any] | None = None,
     draft: dict[str, Any] | None = None,
     wait_for_drafts: bool = True,
+    more_verifiers: Sequence[str] = (),
     more_drafts: Sequence[str] = (),
     **coordinator: Any,
 ) -> AsyncIterator[Cluster]:
     """Verifiers of `target`, one draft for each of `drafts`, a coordinator, a client.
 
-    `more_drafts` are the addresses of drafts that the test has started itself.
+    `more_verifiers` and `more_drafts` are the addresses of replicas that the test has started itself.
     """
     async with AsyncExitStack() as stack:
         targets = [await start_verifier(target, **(verifier or {})) for _ in range(verifiers)]
@@ -81,7 +82,7 @@ async def running_cluster(
         for replica, _ in (*targets, *helpers):
             stack.push_async_callback(replica.stop)
         settings = CoordinatorSettings(
-            verifiers=[address for _, address in targets],
+            verifiers=[*(address for _, address in targets), *more_verifiers],
             drafts=[*(address for _, address in helpers), *more_drafts],
             **({"listen": "127.0.0.1:0", "default_max_tokens": 32} | coordinator),
         )

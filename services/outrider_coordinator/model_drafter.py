@@ -23,7 +23,6 @@ from outrider.protocol.items import (
     FailureCode,
     Key,
     Open,
-    Opened,
     Propose,
 )
 from outrider.rpc.exchange import ItemError
@@ -157,8 +156,7 @@ class ModelDrafter:
 
     def _checked(self, reply: DraftReply, asked: Choice) -> Proposal:
         """The guess, if it is one that was asked for. Raise InternalError if not: the verifier would refuse it."""
-        if not isinstance(reply, Drafted):
-            raise self._wrong(f"{type(reply).__name__} for a guess")
+        assert isinstance(reply, Drafted)
         try:
             validate_guess(
                 reply.proposal,
@@ -172,8 +170,7 @@ class ModelDrafter:
 
     def _checked_ahead(self, reply: DraftReply, in_flight: TokenTree, asked: Choice, most: int) -> DraftedAhead:
         """The same for what it foresees of the round in flight: at most `most` outcomes."""
-        if not isinstance(reply, DraftedAhead):
-            raise self._wrong(f"{type(reply).__name__} for what it foresees")
+        assert isinstance(reply, DraftedAhead)
         try:
             validate_foreseen(
                 [(each.node, each.next_token, each.proposal) for each in reply.foreseen],
@@ -187,8 +184,8 @@ class ModelDrafter:
             raise self._wrong(error) from error
         return reply
 
-    def _wrong(self, answer: object) -> InternalError:
-        return InternalError(f"{self._link.address if self._link else 'the draft'} answered wrongly: {answer}")
+    def _wrong(self, error: InvalidArgument) -> InternalError:
+        return InternalError(f"{self._link.address if self._link else 'the draft'} answered wrongly: {error}")
 
     def _is_open(self, committed: Sequence[int]) -> bool:
         """True once the draft holds the session; starts opening it where that is due."""
@@ -218,8 +215,6 @@ class ModelDrafter:
             self._drafted_at = 0
             exchange = await link.call(self._open_item(committed), self._timeout_s)
             self._session.counts.wire_bytes += exchange.wire_bytes
-            if not isinstance(exchange.reply, Opened):
-                raise self._wrong(f"{type(exchange.reply).__name__} for an opening")
         except OutriderError as error:
             await self._give_up(error)
 

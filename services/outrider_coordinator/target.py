@@ -148,8 +148,7 @@ class TargetBinding:
         finally:
             self._in_flight = 0
         self._session.counts.wire_bytes += exchange.wire_bytes
-        if not isinstance(exchange.reply, Verified):
-            raise InternalError(f"{link.address} answered a round with {type(exchange.reply).__name__}")
+        assert isinstance(exchange.reply, Verified)
         self._known = base
         self._lost.clear()
         return exchange.reply.verdict

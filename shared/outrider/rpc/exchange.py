@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.errors import OutriderError
-from outrider.protocol.items import FailureCode, Key
+from outrider.protocol.items import Close, DraftAhead, FailureCode, Key, Open, Propose, Verify
+
+VERDICT = "verdict"
+ANSWERS: dict[type, str] = {
+    Open: "opened",
+    Verify: VERDICT,
+    Propose: "proposal",
+    DraftAhead: "drafted_ahead",
+    Close: "closed",
+}
+"""What an item is answered with, unless with an error. It tells an opening from the round after it, of the same key."""
 
 
 class Keyed(Protocol):
@@ -44,6 +54,7 @@ class Pending:
     """A reply that is to come, or that came and waits to be received."""
 
     sent_bytes: int
+    event: str  # of `ANSWERS`
     result: Exchange[Any] | OutriderError | None = None
     waiter: asyncio.Future[None] | None = None
 

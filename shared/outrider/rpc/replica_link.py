@@ -14,7 +14,7 @@ from outrider.protocol.items import PROTOCOL_VERSION, Failed, Key, ModelInfo
 from outrider.rpc import convert
 from outrider.rpc.channel import SILENCE_S, open_channel
 from outrider.rpc.codec import Codec
-from outrider.rpc.exchange import Exchange, ItemError, Keyed, Pending
+from outrider.rpc.exchange import ANSWERS, VERDICT, Exchange, ItemError, Keyed, Pending
 from outrider.rpc.malformed import Undecodable
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.tls import ClientTls
@@ -105,12 +105,12 @@ class ReplicaLink(Generic[Item, Reply]):
             raise Unavailable(f"{self.address} is not connected")
         wire = self._codec.item_to_proto(item)
         self._send(wire)
-        self.expect(item.key, wire.ByteSize())
+        self.expect(item.key, wire.ByteSize(), ANSWERS[type(item)])
 
-    def expect(self, key: Key, sent_bytes: int = 0) -> None:
-        """Keep the reply with this key, which is to come, until `receive` or `forget`."""
+    def expect(self, key: Key, sent_bytes: int = 0, event: str = VERDICT) -> None:
+        """Keep the reply of this kind and key, which is to come, until `receive` or `forget`."""
         assert key not in self._pending, "one call at a time for a key"
-        self._pending[key] = Pending(sent_bytes)
+        self._pending[key] = Pending(sent_bytes, event)
 
     async def receive(self, key: Key, timeout_s: float) -> Exchange[Reply]:
         """Wait for an expected reply; raises what `call` does."""
@@ -233,6 +233,8 @@ class ReplicaLink(Generic[Item, Reply]):
         pending = self._pending.get(convert.key_of(wire))
         if pending is None or pending.result is not None:
             return  # stale: of an older epoch or base length, or given up
+        if wire.WhichOneof("event") not in (pending.event, "error", None):
+            return  # said once more: the answer to an earlier item with this key
         try:
             reply = self._codec.reply_from_proto(wire)
         except OutriderError as error:  # this session's reply is broken; the stream lives

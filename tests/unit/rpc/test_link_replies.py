@@ -9,7 +9,16 @@ import pytest
 
 from outrider.acceptance.proposal import NO_PROPOSAL, Verdict
 from outrider.errors import DeadlineExceeded, InternalError, Unavailable
-from outrider.protocol.items import Failed, FailureCode, Key, Verified, VerifierReply, VerifierRequest, Verify
+from outrider.protocol.items import (
+    Failed,
+    FailureCode,
+    Key,
+    Opened,
+    Verified,
+    VerifierReply,
+    VerifierRequest,
+    Verify,
+)
 from outrider.rpc import codec
 from outrider.rpc.convert import verifier_reply_to_proto
 from outrider.rpc.exchange import ItemError
@@ -125,3 +134,12 @@ async def test_frames_carry_their_items_in_order() -> None:
     assert [item.session for item in frame.items.items] == [0, 1, 2]
     hello = codec.VERIFIER.hello_frame(replica_pb2.Hello(protocol_version=1))
     assert hello.WhichOneof("body") == "hello"
+
+
+async def test_a_late_answer_to_the_opening_is_not_taken_for_that_of_the_round_after_it(link: Link) -> None:
+    """Both have one key. It was an internal error once."""
+    call = asyncio.create_task(link.call(ITEM, 60.0))
+    await asyncio.sleep(0)
+    arrive(link, Opened(KEY, 0))
+    arrive(link, REPLY)
+    assert (await asyncio.wait_for(call, 5.0)).reply == REPLY
