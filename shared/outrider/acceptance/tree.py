@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from outrider.errors import InvalidArgument
 
@@ -12,7 +12,7 @@ ROOT = -1
 """Parent of the nodes that continue the last committed token."""
 
 
-@cache
+@lru_cache(maxsize=256)
 def chain_parents(length: int) -> tuple[int, ...]:
     """[length] the parents of a chain: every round asks for them several times."""
     return tuple(range(ROOT, length - 1))
@@ -101,14 +101,12 @@ def validate_tree(tree: TokenTree, *, vocabulary_size: int, max_nodes: int) -> N
         raise InvalidArgument("proposal.tree.parents", len(tree.parents), f"as many as tokens, {len(tree.tokens)}")
     if len(tree) > max_nodes:
         raise InvalidArgument("proposal.tree.tokens", len(tree), f"at most {max_nodes} long")
-    if tree.is_chain and (not tree.tokens or (min(tree.tokens) >= 0 and max(tree.tokens) < vocabulary_size)):
-        return  # as nearly all are: nothing to look for
     if not tree.tokens:
         return
     if not (min(tree.tokens) >= 0 and max(tree.tokens) < vocabulary_size):
         node = next(node for node, token in enumerate(tree.tokens) if not 0 <= token < vocabulary_size)
         raise InvalidArgument(f"proposal.tree.tokens[{node}]", tree.tokens[node], f"a token id below {vocabulary_size}")
-    if tree.is_chain:
+    if tree.is_chain:  # as nearly all are
         return
     for node, parent in enumerate(tree.parents):
         if not ROOT <= parent < node:
