@@ -59,7 +59,8 @@ async def test_what_was_foreseen_is_used(tiny_model: TinyModel) -> None:
         for temperature in TEMPERATURES:
             for answer in await answers(cluster, prompts_of(target), temperature=temperature):
                 told = answer.speculation
-                assert told.hits == told.look_ups >= told.rounds - 4  # the first guesses wait for the draft to open
+                # The first rounds wait for the draft to open, and then one for its first guess.
+                assert told.hits == told.look_ups >= told.rounds - told.plain_rounds - 1 > 0
                 assert told.accepted_tokens == told.proposed_tokens
                 assert told.drafted_ahead_tokens >= told.accepted_tokens - 8
 
