@@ -1,4 +1,4 @@
-"""How many sessions and tokens a second one coordinator carries: the real one, before replicas that only wait.
+"""How many sessions and tokens a second coordinators carry: real ones, before replicas that only wait.
 
     python -m tests.benchmarks.coordinator_capacity [--sessions 1000] [--seconds 60] [--step-ms 100] [--drafter none]
 
@@ -8,9 +8,9 @@ compared with the text that the simulated target writes: `checked` says how many
 and both replicas share this machine's cores with whatever else runs, so the tokens a second are what was seen, not what
 the coordinator can do. What it can do is told by its own processor time, read from /proc: `tokens_per_cpu_second`, of
 all its threads. One process runs Python on one core at a time, and gRPC's threads beside it:
-`main_thread_cpu_ms_per_round` says where a single process ends. A busy machine raises these times as well (shared
-caches and hyperthreads), so they too are upper bounds. What a round takes beyond the verifier's step is added latency,
-the drafting and the waiting for a core included.
+`main_thread_cpu_ms_per_round` says where a single process ends, and `--coordinators` starts several. A busy machine
+raises these times as well (shared caches and hyperthreads), so they too are upper bounds. What a round takes beyond the
+verifier's step is added latency, the drafting and the waiting for a core included.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import math
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--drafter", default="model", choices=["none", "model"])
     parser.add_argument("--answer-tokens", type=int, default=1024)
     parser.add_argument("--look-ahead", default="off", choices=["off", "auto"])
+    parser.add_argument("--coordinators", type=int, default=1, help="processes, each with its part of the sessions")
     parser.add_argument("--name", default="coordinator_capacity")
     arguments = parser.parse_args()
     verifier = ["--step-ms", arguments.step_ms, "--acceptance", arguments.acceptance]
@@ -73,21 +75,24 @@ def main() -> None:
     ]  # an ended one counts for a while
     # A simulated draft that waits for a core is late, and sessions would go on without it: that is not measured here.
     flags += ["--draft-timeout-s", 60]
-    with simulated_cluster(verifier, draft, flags) as (address, process):
+    with simulated_cluster(verifier, draft, flags, coordinators=arguments.coordinators) as coordinators:
         result: dict[str, Any] = {}
-        run_event_loop(measure(address, process.pid, arguments, result))
+        addresses, pids = [each.address for each in coordinators], [each.pid for each in coordinators]
+        run_event_loop(measure(addresses, pids, arguments, result))
     path = save(arguments.name, {"seed": 0, "simulated": True, "options": vars(arguments), **result})
     print(path)
     print({key: value for key, value in result.items() if key not in ("samples", "added_ms_samples")})
     print("memory, MB:", [round(sample["memory_mb"]) for sample in result["samples"]])
 
 
-async def measure(address: str, pid: int, arguments: argparse.Namespace, result: dict[str, Any]) -> None:
+async def measure(
+    addresses: Sequence[str], pids: Sequence[int], arguments: argparse.Namespace, result: dict[str, Any]
+) -> None:
     """Streams from all sessions at once; counts what comes in between warm-up and end."""
     counts, gaps = Counts(), []
 
     async def one(number: int) -> None:
-        generate = stubs[number % CONNECTIONS]
+        generate = stubs[number % len(stubs)]
         checked = number % CHECKED_EVERY == 0
         for answer in itertools.count():  # answers end, or their tokens alone would fill the memory
             seed = number + answer * arguments.sessions
@@ -111,7 +116,9 @@ async def measure(address: str, pid: int, arguments: argparse.Namespace, result:
 
     started, text = math.inf, Text(arguments.acceptance)
     channels = [
-        grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) for _ in range(CONNECTIONS)
+        grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+        for _ in range(CONNECTIONS)
+        for address in addresses
     ]
     stubs = [
         channel.unary_stream(
@@ -126,10 +133,10 @@ async def measure(address: str, pid: int, arguments: argparse.Namespace, result:
     gc.collect()
     gc.freeze()
     started = time.perf_counter()
-    samples = [sample(pid, started, counts)]
+    samples = [sample(pids, started, counts)]
     while samples[-1]["s"] < arguments.seconds:
         await asyncio.sleep(min(SAMPLE_EVERY_S, arguments.seconds - samples[-1]["s"]))
-        samples.append(sample(pid, started, counts))
+        samples.append(sample(pids, started, counts))
     for task in tasks:
         task.cancel()
     ended = await asyncio.gather(*tasks, return_exceptions=True)
@@ -180,15 +187,15 @@ class Counts:
     wrong: int = 0  # chunks with any other token than the text's
 
 
-def sample(pid: int, started: float, counts: Counts) -> dict[str, float]:
-    """Everything at one moment, in seconds, tokens, rounds and MB since the start of each."""
+def sample(pids: Sequence[int], started: float, counts: Counts) -> dict[str, float]:
+    """Everything at one moment, in seconds, tokens, rounds and MB since the start of each; of all coordinators."""
     return {
         "s": time.perf_counter() - started,
         "tokens": counts.tokens,
         "rounds": counts.rounds,
-        "cpu_s": cpu_seconds(f"/proc/{pid}/stat"),
-        "main_thread_cpu_s": cpu_seconds(f"/proc/{pid}/task/{pid}/stat"),
-        "memory_mb": resident_mb(pid),
+        "cpu_s": sum(cpu_seconds(f"/proc/{pid}/stat") for pid in pids),
+        "main_thread_cpu_s": sum(cpu_seconds(f"/proc/{pid}/task/{pid}/stat") for pid in pids),
+        "memory_mb": sum(map(resident_mb, pids)),
     }
 
 

@@ -63,7 +63,7 @@ def measure(
     draft = ["--step-ms", step_ms, "--acceptance", arguments.acceptance]
     flags = ["--look-ahead", mode, "--max-draft-tokens", arguments.draft_tokens]
     flags += [] if arguments.adaptive else ["--fixed-length"]
-    with simulated_cluster(verifier, draft, flags) as (address, _), Client(address) as client:
+    with simulated_cluster(verifier, draft, flags) as (coordinator,), Client(coordinator.address) as client:
         for seed in range(arguments.turns):
             for name, drafter in (("plain", "none"), (mode, "model")):
                 times, stats = answer(client, drafter, seed, arguments.tokens)

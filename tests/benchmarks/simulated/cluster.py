@@ -1,4 +1,4 @@
-"""A real coordinator process before simulated replicas, each in its own process."""
+"""Real coordinator processes before simulated replicas, each in its own process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ START_TIMEOUT_S = 60.0
 
 @contextmanager
 def simulated_cluster(
-    verifier: Sequence[object], draft: Sequence[object], coordinator: Sequence[object]
-) -> Iterator[tuple[str, ServiceProcess]]:
-    """The coordinator's address and process; the flags are those of each process."""
+    verifier: Sequence[object], draft: Sequence[object], coordinator: Sequence[object], *, coordinators: int = 1
+) -> Iterator[list[ServiceProcess]]:
+    """The coordinators, which share the replicas; the flags are those of each process."""
     changed = threading.Condition()
 
     def start(role: str, module: str, flags: Sequence[object]) -> ServiceProcess:
@@ -31,5 +31,5 @@ def simulated_cluster(
         replica = "tests.benchmarks.simulated.replica"
         flags = ["--listen", "127.0.0.1:0", "--verifiers", start("verifier", replica, ["verifier", *verifier]).address]
         flags += ["--drafts", start("draft", replica, ["draft", *draft]).address]
-        process = start("coordinator", "outrider_coordinator", [*flags, *map(str, coordinator)])
-        yield process.address, process
+        flags += [str(flag) for flag in coordinator]
+        yield [start("coordinator", "outrider_coordinator", flags) for _ in range(coordinators)]
