@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from outrider.client import AsyncClient, Completion
 from outrider.engine.replica import Replica, load
@@ -105,3 +107,18 @@ async def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 (what is waited for has no event that a test could see)
             await asyncio.sleep(0.02)
+
+
+@contextmanager
+def slow_passes(cluster: Cluster, seconds: float = 0.03) -> Iterator[None]:
+    """Each pass of the verifiers takes so long: nothing ends while a request is on its way to its queue."""
+    with ExitStack() as stack:
+        for replica in cluster.verifiers:
+            core = replica._worker._core
+
+            def step(fast: Callable[[], Any] = core.step) -> Any:
+                time.sleep(seconds)
+                return fast()
+
+            stack.enter_context(mock.patch.object(core, "step", step))
+        yield

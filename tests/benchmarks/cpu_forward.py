@@ -5,7 +5,9 @@
 MODEL_DIRECTORY holds a Llama-like model of the size of SmolLM2-135M; it runs in float32. Three ways of running it take
 turns of ten passes, so that a slow spell of the machine hits all of them: transformers by itself (SDPA attention and
 its own cache), our engine around transformers' unchanged modules, and our engine as it is. Then the forms of a linear
-layer that were tried take turns over matrices of the model's shapes. Every sample is recorded, in milliseconds.
+layer that were tried take turns over matrices of the model's shapes. What several rows cost beside one is measured by
+itself: passes of 1, 2 and 4 rows in turn, and the median of the ratios of neighbours, which a slow spell of the machine
+leaves alone. Every sample is recorded, in milliseconds.
 
 The figures want a machine that does nothing else: run with `chrt -r 5` where other processes share the cores.
 """
@@ -34,6 +36,7 @@ from tests.benchmarks.record import save
 
 SEED = 0
 ROWS = (1, 2, 4, 5, 8)
+IN_TURN = (1, 2, 4)
 CONTEXTS = (64, 1024)
 GREEDY_TOKENS = 64
 
@@ -64,6 +67,7 @@ def main() -> None:
             "rows_equal_alone_and_among_others": rows_alike(systems["engine"], text),
             "forward_ms": measure_forwards(systems, text, arguments.repeats),
             "linear_layers_ms": measure_linears(arguments.model, arguments.repeats),
+            "in_turn_ms": measure_in_turn(systems["engine"], text, 16 * arguments.repeats),
         }
     print(save("cpu_forward", result))
     report(result)
@@ -138,6 +142,16 @@ def measure_forwards(systems: dict[str, Forward], text: list[int], repeats: int)
     return samples
 
 
+def measure_in_turn(forward: Forward, text: list[int], turns: int) -> dict[int, list[float]]:
+    """[rows] -> milliseconds of every pass of the shortest context, one number of rows after the other."""
+    context = CONTEXTS[0]
+    samples: dict[int, list[float]] = {rows: [] for rows in IN_TURN}
+    for _ in range(turns):
+        for rows, found in samples.items():
+            found.append(timed(lambda r=rows: forward(text[context : context + r], context)))
+    return samples
+
+
 def measure_linears(directory: Path, repeats: int) -> dict[str, Any]:
     """[form][rows] -> milliseconds of one pass over all linear layers of the model, with nothing between them."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
@@ -199,8 +213,14 @@ def report(result: dict[str, Any]) -> None:
             print(f"{name:32} context {context:5}", *(_cell(rows, ms) for rows, ms in samples.items()))
     for name, samples in result["linear_layers_ms"].items():
         print(f"{name:46}", *(_cell(rows, ms) for rows, ms in samples.items()))
+    one, *others = result["in_turn_ms"].items()
+    print("in turn", _cell(*one), *(_cell(rows, ms) + f" x{_paired(ms, one[1]):.3f}" for rows, ms in others))
     print("greedy output identical:", result["greedy_output_identical"])
     print("rows equal to the last bit:", result["rows_equal_alone_and_among_others"])
+
+
+def _paired(samples: list[float], others: list[float]) -> float:
+    return statistics.median(ours / theirs for ours, theirs in zip(samples, others, strict=True))
 
 
 def _cell(rows: int, samples: list[float]) -> str:

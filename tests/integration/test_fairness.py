@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import grpc.aio
 
@@ -18,7 +14,7 @@ from outrider.client.convert import generate_request
 from outrider.errors import ResourceExhausted
 from outrider.rpc import api_key
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.cluster import Cluster, running_cluster, until
+from tests.cluster import running_cluster, slow_passes, until
 from tests.conftest import TinyModel
 
 PROMPT = [*range(20, 40)]
@@ -29,21 +25,6 @@ def key_file(folder: Path, *names: str) -> Path:
     path = folder / "keys.json"
     path.write_text(json.dumps([{"name": name, "sha256": api_key.digest(name)} for name in names]))
     return path
-
-
-@contextmanager
-def slow_passes(cluster: Cluster, seconds: float = 0.03) -> Iterator[None]:
-    """Each pass of the verifiers takes so long: nothing ends while a request is on its way to its queue."""
-    with ExitStack() as stack:
-        for replica in cluster.verifiers:
-            core = replica._worker._core
-
-            def step(fast: Callable[[], Any] = core.step) -> Any:
-                time.sleep(seconds)
-                return fast()
-
-            stack.enter_context(mock.patch.object(core, "step", step))
-        yield
 
 
 async def test_a_flood_of_one_key_does_not_hold_up_another(tiny_model: TinyModel, tmp_path: Path) -> None:
