@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.engine.replica import Replica
-from tests.cluster import Cluster, running_cluster, until
+from tests.cluster import Cluster, running_cluster, slow_passes, until
 from tests.conftest import TinyModel
 
 PROMPT = "again and again and again"
@@ -41,15 +41,16 @@ async def test_sessions_leave_a_draft_that_drains_for_another(
     async with running_cluster(target, target, target, draft={"layers": 2}, look_ahead=look_ahead) as cluster:
         expected = await cluster.generate(PROMPT, **(OPTIONS | {"drafter": "none"}))
         drafts = cluster.coordinator.replicas.drafts
-        async with cluster.client.stream(PROMPT, **OPTIONS) as stream:
-            await anext(stream)
-            place = await the_busy_one(cluster)
-            stopping = drain(cluster.drafts[place], 60.0)
-            await until(lambda: not drafts[place].takes_new)
-            while not len(cluster.drafts[1 - place]._core.sessions):
+        with slow_passes(cluster, 0.01):
+            async with cluster.client.stream(PROMPT, **OPTIONS) as stream:
                 await anext(stream)
-            await asyncio.wait_for(stopping, 30)  # without a session it need not wait for the end of its grace
-            answer = await stream.read()
+                place = await the_busy_one(cluster)
+                stopping = drain(cluster.drafts[place], 60.0)
+                await until(lambda: not drafts[place].takes_new)
+                while not len(cluster.drafts[1 - place]._core.sessions):
+                    await anext(stream)
+                await asyncio.wait_for(stopping, 30)  # without a session it need not wait for the end of its grace
+                answer = await stream.read()
         await until(lambda: not any(len(draft._core.sessions) for draft in cluster.drafts))
     assert (answer.token_ids, answer.text) == (expected.token_ids, expected.text)
     assert re.findall(r"leaves (\S+), which drains", caplog.text) == [drafts[place].address]
@@ -62,13 +63,14 @@ async def test_without_another_a_session_goes_on_with_the_draft_that_drains(tiny
     async with running_cluster(target, target, draft={"layers": 2}) as cluster:
         expected = await cluster.generate(PROMPT, **(OPTIONS | {"drafter": "none"}))
         link = cluster.coordinator.replicas.drafts[0]
-        async with cluster.client.stream(PROMPT, **OPTIONS) as stream:
-            await anext(stream)
-            await the_busy_one(cluster)
-            stopping = drain(cluster.drafts[0], 60.0)
-            await until(lambda: not link.takes_new)
-            assert link.ready
-            await stream.read()
+        with slow_passes(cluster, 0.01):
+            async with cluster.client.stream(PROMPT, **OPTIONS) as stream:
+                await anext(stream)
+                await the_busy_one(cluster)
+                stopping = drain(cluster.drafts[0], 60.0)
+                await until(lambda: not link.takes_new)
+                assert link.ready
+                await stream.read()
         await asyncio.wait_for(stopping, 30)
         # The next one has none.
         later = await cluster.generate(PROMPT, **OPTIONS)
@@ -83,10 +85,12 @@ async def test_a_draft_whose_grace_ends_is_done_without(tiny_model: TinyModel) -
     target = tiny_model("llama")
     async with running_cluster(target, target, draft={"layers": 2}) as cluster:
         expected = await cluster.generate(PROMPT, **(OPTIONS | {"drafter": "none"}))
-        async with cluster.client.stream(PROMPT, **OPTIONS) as stream:
-            await anext(stream)
-            await the_busy_one(cluster)
-            await drain(cluster.drafts[0], 0.05)
-            await stream.read()
+        with slow_passes(cluster, 0.01):
+            async with cluster.client.stream(PROMPT, **OPTIONS) as stream:
+                await anext(stream)
+                await the_busy_one(cluster)
+                await drain(cluster.drafts[0], 0.05)
+                await stream.read()
     assert stream.result.token_ids == expected.token_ids
-    assert "was lost" in stream.result.speculation.fallback_reason
+    reason = stream.result.speculation.fallback_reason
+    assert "was lost" in reason or "is not connected" in reason  # in the middle of a guess, or between two
