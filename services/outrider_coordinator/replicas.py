@@ -185,7 +185,7 @@ class Replicas:
 
     def draft_moves(self, link: DraftLink, tokens: int) -> bool:
         """True if a session that needs KV for `tokens` should leave a draft that drains, for another one."""
-        if link.hands_over_at is None:
+        if link.hands_over_at is None:  # as in nearly all rounds: nobody is listed for nothing
             return False
         return moves_at_once(link, self._candidates(self._drafts, self._on_drafts), tokens)
 

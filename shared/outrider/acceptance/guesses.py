@@ -11,7 +11,7 @@ from collections.abc import Collection
 from outrider.acceptance.choice import Choice
 from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import Proposal, Source
-from outrider.acceptance.tree import ROOT, TokenTree
+from outrider.acceptance.tree import ROOT, TokenTree, chain_parents
 from outrider.acceptance.validate import validate_proposal
 from outrider.errors import InvalidArgument
 
@@ -63,7 +63,7 @@ def _check_shape(tree: TokenTree, asked: Choice) -> None:
         length = tree.depth
         beside = Counter(tree.parents[length:])
         wanted = Counter({depth - 1: count for depth, count in enumerate(asked.siblings)})
-        if tree.parents[:length] != tuple(range(-1, length - 1)) or not beside <= wanted:
+        if tree.parents[:length] != chain_parents(length) or not beside <= wanted:
             limit = f"a chain with {asked.siblings} siblings" if asked.siblings else "a chain"
             raise InvalidArgument("proposal.tree.parents", tree.parents, limit)
     if length > asked.length:

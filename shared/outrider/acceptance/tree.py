@@ -44,7 +44,7 @@ class TokenTree:
         """
         leaves = [(token, depth - 1) for depth, tokens in enumerate(beside) for token in tokens]
         tokens = (*chain, *(token for token, _ in leaves))
-        return cls(tokens, (*range(-1, len(chain) - 1), *(parent for _, parent in leaves)))
+        return cls(tokens, (*chain_parents(len(chain)), *(parent for _, parent in leaves)))
 
     @property
     def is_chain(self) -> bool:

@@ -102,10 +102,11 @@ class DraftCore(ReplicaCore[Drafting]):
 
     def _take_chains(self, sessions: Sequence[DraftSession], chains: Chains) -> list[tuple[ReplicaPeer, Reply]]:
         replies: list[tuple[ReplicaPeer, Reply]] = []
+        ranked = chains.ranked
         for place, session in enumerate(sessions):
             work = session.work
             assert isinstance(work, Guess)
-            for row in chains.ranked:
+            for row in ranked:
                 work.growing.add_next(row[place])
                 if reply := work.reply(session):
                     session.work = None
@@ -127,13 +128,13 @@ class DraftCore(ReplicaCore[Drafting]):
         if (chains := self.engine.grow(growths, steps)) is None:
             return []
         replies: list[tuple[ReplicaPeer, Reply]] = []
-        stop = 0
+        ranked, stop = chains.ranked, 0
         for entry, ((session, work), growth) in enumerate(zip(ahead, growths, strict=True)):
             start, stop = stop, stop + len(growth.newest)
             if not all(math.isfinite(score) for row in chains.scores for score in row[start:stop]):
                 replies.append(self.fail(session, UnusableLogits([entry])))
                 continue
-            work.take_grown(session, [row[start:stop] for row in chains.ranked])
+            work.take_grown(session, [row[start:stop] for row in ranked])
             if reply := work.reply(session):
                 session.work = None
                 replies.append((session.peer, reply))
