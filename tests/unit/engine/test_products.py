@@ -33,3 +33,11 @@ def test_few_rows_go_to_our_kernel_and_many_to_the_library(weight: torch.Tensor,
     expected = x.double() @ weight.double().t()
     tolerance = 1e-5 if INTERPRETED else 2e-2
     torch.testing.assert_close(parts.double().sum(0), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_a_head_is_not_cut_however_few_its_columns(weight: torch.Tensor) -> None:
+    assert parts_of(COLUMNS, DEPTH) > 1
+    x = torch.randn(3, DEPTH, generator=torch.Generator().manual_seed(3)).to(DEVICE, DTYPE)
+    (whole,) = apply(StreamProduct(weight, whole=True), x)
+    tolerance = 1e-5 if INTERPRETED else 2e-2
+    torch.testing.assert_close(whole.double(), x.double() @ weight.double().t(), atol=tolerance, rtol=tolerance)

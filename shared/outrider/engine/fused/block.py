@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +12,10 @@ from outrider.engine.fused.attend import Workspace, attend
 from outrider.engine.fused.gate import gated
 from outrider.engine.fused.norm import AddNorm
 from outrider.engine.fused.plan import Plan
-from outrider.engine.fused.product import Product
+from outrider.engine.fused.product import MakeProduct
 from outrider.engine.fused.rotary import HeadNorm, RotaryTables, rotate_and_store
 from outrider.engine.kv import LayerKv
 from outrider.engine.probe import LayerCall
-
-MakeProduct = Callable[[Tensor], Product]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from transformers import (
 )
 
 from outrider.engine.fused.attend import Workspace
-from outrider.engine.fused.block import Block, Buffers, MakeProduct, add_norm
+from outrider.engine.fused.block import Block, Buffers, add_norm
 from outrider.engine.fused.plan import Plan
-from outrider.engine.fused.product import Product, exact_product
+from outrider.engine.fused.product import MakeProduct, Product, exact_product
 from outrider.engine.fused.rotary import RotaryTables
 from outrider.engine.kv import KvStore
 from outrider.engine.probe import LayerCall
@@ -74,7 +74,8 @@ class FusedDecoder:
             Block(layer, calls[index], store.layers[index], rotary, product) for index, layer in enumerate(model.layers)
         ]
         self._norm = add_norm(model.norm)
-        self._head: Product = product(module.lm_head.weight.detach())
+        # Whatever its shape (a draft's vocabulary may be small): nobody sums the parts of logits.
+        self._head: Product = product(module.lm_head.weight.detach(), whole=True)
         heads: int = config.num_attention_heads
         first = calls[0].shape
         like, hidden, size = self.embedding, config.hidden_size, first.key_size

@@ -139,10 +139,10 @@ def can_stream(weight: Tensor) -> bool:
 class StreamProduct:
     """Our own; a Triton kernel. A row's result does not depend on how many rows there are."""
 
-    def __init__(self, weight: Tensor, tile: Tile | None = None) -> None:
-        """`tile`: the one to use for any number of rows, to measure it."""
+    def __init__(self, weight: Tensor, tile: Tile | None = None, *, whole: bool = False) -> None:
+        """`tile`: the one to use for any number of rows, to measure it. `whole`: do not cut the sums."""
         columns, depth = weight.shape
-        self._parts = parts_of(columns, depth)
+        self._parts = 1 if whole else parts_of(columns, depth)
         self._kind = torch.float32 if self._parts > 1 else weight.dtype
         self.row_bytes = columns * self._parts * self._kind.itemsize
         self._weight = weight
@@ -190,12 +190,20 @@ class FastestProduct:
         return (self._few if len(x) <= FEW_ROWS else self._many)(x, memory)
 
 
-def exact_product(weight: Tensor) -> Product:
+class MakeProduct(Protocol):
+    """Chooses the kind of a product."""
+
+    def __call__(self, weight: Tensor, *, whole: bool = False) -> Product:
+        """Of `weight` [N, K]. `whole`: its result is to have one part."""
+        ...
+
+
+def exact_product(weight: Tensor, *, whole: bool = False) -> Product:
     """`StreamProduct` where it is there."""
-    return StreamProduct(weight) if can_stream(weight) else LibraryProduct(weight)
+    return StreamProduct(weight, whole=whole) if can_stream(weight) else LibraryProduct(weight)
 
 
-def fastest_product(weight: Tensor) -> Product:
+def fastest_product(weight: Tensor, *, whole: bool = False) -> Product:
     """`FastestProduct` where it is there."""
     library = LibraryProduct(weight)
-    return FastestProduct(StreamProduct(weight), library) if can_stream(weight) else library
+    return FastestProduct(StreamProduct(weight, whole=whole), library) if can_stream(weight) else library
