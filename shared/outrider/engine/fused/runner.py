@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from outrider.engine.batch import Feed
 from outrider.engine.draft_vocabulary import DraftVocabulary, widened
+from outrider.engine.fused.capture import recorded
 from outrider.engine.fused.decoder import FusedDecoder
 from outrider.engine.fused.loop import MOST_SESSIONS, Draws, advance, collected, first_draw
 from outrider.engine.fused.plan import Plan, PlanBuffer, Shape
@@ -100,16 +102,8 @@ class FusedRunner:
         for sessions in GRAPH_ROWS if self._with_graphs else ():
             shape = Shape(sessions, sessions, sessions)
             self._plans.fill_nothing(shape)
-            self._loops[sessions] = self._recorded_loop(self._plans.plan(shape), draws)
+            self._loops[sessions], _ = recorded(partial(self._loop_step, self._plans.plan(shape), draws), self._pool)
         return draws
-
-    def _recorded_loop(self, plan: Plan, draws: Draws) -> torch.cuda.CUDAGraph:
-        self._loop_step(plan, draws)  # compiles the kernels
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._loop_step(plan, draws)
-        return graph
 
     def _loop_step(self, plan: Plan, draws: Draws) -> None:
         sessions = plan.shape.rows
@@ -164,12 +158,7 @@ class FusedRunner:
 
     def _recorded(self, shape: Shape) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """A graph; what it reads is whatever the plan buffer holds when it is replayed."""
-        plan = self._plans.plan(shape)
-        self._run(plan)  # compiles the kernels, and lets the libraries set themselves up on this thread
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits = self._run(plan)
+        graph, logits = recorded(partial(self._run, self._plans.plan(shape)), self._pool)
         self._pool = graph.pool()
         return graph, logits
 
