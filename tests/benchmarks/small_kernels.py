@@ -70,13 +70,12 @@ class Cache:
         for sequence in sequences:
             sequence.cached = [0] * context
         feeds = [Feed(each, [1], TokenTree.chain([1] * (rows - 1)) if rows > 1 else NO_TREE) for each in sequences]
-        total = sum(map(len, feeds))
-        shape = Shape(total, self.plans.most_tiles(feeds), total)
-        slices = self.plans.fill(feeds, shape)
-        assert len(slices) == 1
+        layout = self.plans.lay_out(feeds)
+        found = self.plans.fill(layout, Shape(len(layout), layout.most_tiles, len(layout)))
+        assert len(found.slices) == 1
         for sequence in sequences:
             sequence.close()
-        return self.plans.plan(shape)
+        return found
 
 
 def attention_us(cache: Cache, case: tuple[int, int, int]) -> float:

@@ -12,7 +12,7 @@ from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.batch import Feed
 from outrider.engine.blocks import BlockPool
 from outrider.engine.fused.borders import LONG_SPLIT, SHORT_SPLITS, split_of
-from outrider.engine.fused.placing import CHAIN
+from outrider.engine.fused.layout import CHAIN
 from outrider.engine.fused.plan import Plan, PlanBuffer, Shape
 from outrider.engine.kv import SlotMoves
 from outrider.engine.sequence import NO_TREE, KvSequence
@@ -87,9 +87,10 @@ def seen_keys(plan: Plan, row: int, first: int, split: int) -> list[int]:
 def test_every_row_sees_its_own_keys_once_and_in_order(seed: int) -> None:
     feeds = some_feeds(seed)
     buffer = make_buffer()
-    shape = Shape(sum(map(len, feeds)) + 3, buffer.most_tiles(feeds) + 2, 600)
-    assert len(buffer.fill(feeds, shape)) == 1
-    plan = buffer.plan(shape)
+    layout = buffer.lay_out(feeds)
+    shape = Shape(len(layout) + 3, layout.most_tiles + 2, 600)
+    plan = buffer.fill(layout, shape)
+    assert len(plan.slices) == 1
     splits: dict[int, dict[int, list[int]]] = {}
     for tile in range(shape.tiles):
         first, count = int(plan.tile_rows[tile]), int(plan.tile_counts[tile])
@@ -116,9 +117,10 @@ def test_every_row_sees_its_own_keys_once_and_in_order(seed: int) -> None:
 def test_slices_hold_what_the_workspace_does(seed: int) -> None:
     feeds = some_feeds(seed)
     buffer = make_buffer(split_entries=1400)
-    shape = Shape(sum(map(len, feeds)), buffer.most_tiles(feeds), 600)
-    slices = buffer.fill(feeds, shape)
-    plan = buffer.plan(shape)
+    layout = buffer.lay_out(feeds)
+    shape = Shape(len(layout), layout.most_tiles, 600)
+    plan = buffer.fill(layout, shape)
+    slices = plan.slices
     assert [part.first_row for part in slices] == [0, *np.cumsum([part.rows for part in slices])[:-1].tolist()]
     assert sum(part.rows for part in slices) == shape.rows
     for part in slices:
@@ -140,9 +142,8 @@ def test_logit_rows_are_the_last_of_each_chain_and_the_nodes() -> None:
     pool = BlockPool(100, BLOCK_SIZE)
     feeds = [make_feed(pool, 3, 4), make_feed(pool, 9, 2, TokenTree((1, 2), (ROOT, ROOT)))]
     buffer = make_buffer()
-    shape = Shape(8, buffer.most_tiles(feeds), 8)
-    buffer.fill(feeds, shape)
-    plan = buffer.plan(shape)
+    layout = buffer.lay_out(feeds)
+    plan = buffer.fill(layout, Shape(8, layout.most_tiles, 8))
     assert plan.logit_rows.tolist() == [3, 5, 6, 7, 0, 0, 0, 0]
     assert plan.tree_starts.tolist() == [CHAIN] * 6 + [11, 11]
 

@@ -40,6 +40,17 @@ def split_of(position: Ints) -> Ints:
     return np.where(position < short, position // BLOCK, SHORT_SPLITS + (position - short) // LONG_SPLIT)
 
 
+def split_at(position: int) -> int:
+    """`split_of` for a single position, in a tenth of the time."""
+    short = position - SHORT_SPLITS * BLOCK
+    return position // BLOCK if short < 0 else SHORT_SPLITS + short // LONG_SPLIT
+
+
+def split_end(split: int) -> int:
+    """The position after the last one of a split."""
+    return min(split + 1, SHORT_SPLITS) * BLOCK + max(split + 1 - SHORT_SPLITS, 0) * LONG_SPLIT
+
+
 def tile_height(shared_by: int) -> int:
     """Rows of a tile's matrix products, where each key is shared by so many heads."""
     return max(TILE_HEIGHT, 1 << (shared_by - 1).bit_length())

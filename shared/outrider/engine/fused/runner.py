@@ -131,15 +131,14 @@ class FusedRunner:
 
     def _launch(self, feeds: Sequence[Feed], ids: Tensor | None = None) -> tuple[Plan, Tensor]:
         """Start a pass; its logits lie where the next one's will. `ids` [T]: in place of those that the feeds have."""
-        total = sum(len(feed) for feed in feeds)
-        wanted = sum(feed.logit_rows for feed in feeds)
-        tiles = self._plans.most_tiles(feeds)
+        layout = self._plans.lay_out(feeds)
+        total, tiles, wanted = len(layout), layout.most_tiles, len(layout.logit_rows)
         recorded = self._with_graphs and total <= GRAPH_ROWS[-1]
         if recorded:
             shape = self.last_shape = Shape(_bucket(total), _tile_bucket(tiles), _bucket(total))
         else:
             shape = Shape(total, tiles, wanted)
-        plan = self._plans.plan(shape, self._plans.fill(feeds, shape))
+        plan = self._plans.fill(layout, shape)
         if ids is not None:
             plan.ids[:total] = ids
         logits = self._replay(shape) if recorded and len(plan.slices) == 1 else self._run(plan)

@@ -1,0 +1,174 @@
+"""The rows of a pass one after the other: what each is, which keys it sees, and which tiles compute it.
+
+Plain lists: most passes have a few rows a session, for which numpy's calls would take several times as long.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from outrider.engine.batch import Feed
+from outrider.engine.fused.borders import split_at, split_end
+
+CHAIN = 1 << 30
+"""The tree's first position, for rows that are in no tree."""
+
+
+class Layout:
+    """The rows of some feeds, before it is decided for how many rows there is to be room.
+
+    The lists are what the sections of `outrider.engine.fused.plan.Plan` with the same names begin with. `tree_starts`
+    and `tile_begins` end with the last tree that branches; the rest of them is as where there are no rows.
+    """
+
+    def __init__(self, feeds: Sequence[Feed], *, block_size: int, spare_block: int, tile_height: int) -> None:
+        """`tile_height`: most positions of a session in a tile."""
+        self._block_size = block_size
+        self._height = tile_height
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.slots: list[int] = []
+        self.split_starts: list[int] = []
+        self.tree_starts: list[int] = []
+        self.row_tables: list[int] = []
+        self.tile_rows: list[int] = []
+        self.tile_counts: list[int] = []
+        self.tile_begins: list[int] = []
+        self.tile_ends: list[int] = []
+        self.logit_rows: list[int] = []
+        self.tables = array("i", (spare_block,))
+        self.paths: list[tuple[int, list[list[int]]]] = []  # first row of a tree that branches, and each row's path
+        self.splits = 0  # of all rows
+        self.most_tiles = 0  # never less than there are, and no more because a session has become longer
+        for feed in feeds:
+            self._add(feed)
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self.ids)
+
+    def sections(self) -> dict[str, list[int]]:
+        """What the sections before the block tables begin with, by name."""
+        return {
+            "ids": self.ids,
+            "positions": self.positions,
+            "slots": self.slots,
+            "split_starts": self.split_starts,
+            "tree_starts": self.tree_starts,
+            "row_tables": self.row_tables,
+            "tile_rows": self.tile_rows,
+            "tile_counts": self.tile_counts,
+            "tile_begins": self.tile_begins,
+            "tile_ends": self.tile_ends,
+            "logit_rows": self.logit_rows,
+        }
+
+    def _add(self, feed: Feed) -> None:
+        sequence, tokens, tree, grown = feed.sequence, feed.tokens, feed.tree, feed.grown
+        row, chain, nodes = len(self.ids), len(tokens), len(tree.tokens) - grown
+        base, count = len(sequence.cached) + grown, chain + nodes
+        self.ids.extend(tokens)
+        if nodes:
+            self.ids.extend(tree.tokens[grown:])
+        if feed.want_logits:
+            self.logit_rows.extend(range(row + max(chain - 1, 0), row + count))
+        self.row_tables.extend((len(self.tables),) * count)
+        table = sequence.table[: -(-(base + count) // self._block_size)]
+        self.tables.extend(table)
+        if count == 1 and tree.is_chain:
+            self._add_single(row, base, table[-1])
+        elif tree.is_chain:
+            self._add_slots(table, base, base + count)
+            self._add_chain(row, base, count)
+        else:
+            self._add_slots(table, base, base + count)
+            if chain:
+                self._add_chain(row, base, chain)
+            self._add_branches(feed, row + chain, base + chain - grown)
+
+    def _add_single(self, row: int, base: int, block: int) -> None:
+        """What the next two do, for a session's only row: most passes consist of such."""
+        split = split_at(base)
+        self.slots.append(block * self._block_size + base % self._block_size)
+        self.positions.append(base)
+        self.split_starts.append(self.splits)
+        self.splits += split + 1
+        self.tile_rows.append(row)
+        self.tile_counts.append(1)
+        self.tile_ends.append(split + 1)
+        self.most_tiles += 1
+
+    def _add_slots(self, table: array[int], start: int, stop: int) -> None:
+        """Of the tokens from index `start` to before `stop` of a session."""
+        size = self._block_size
+        while start < stop:
+            place = start % size
+            slot = table[start // size] * size + place
+            there = min(size - place, stop - start)
+            self.slots.extend(range(slot, slot + there))
+            start += there
+
+    def _add_chain(self, row: int, base: int, count: int) -> None:
+        """Rows from `row` on that see all keys before them, at the positions from `base` on."""
+        stop, height = base + count, self._height
+        self.positions.extend(range(base, stop))
+        start = base
+        while start < stop:
+            split = split_at(start)
+            there = min(split_end(split), stop) - start
+            self.split_starts.extend(range(self.splits, self.splits + there * (split + 1), split + 1))
+            self.splits += there * (split + 1)
+            start += there
+        firsts = range(row, row + count, height)
+        self.tile_rows.extend(firsts)
+        self.tile_counts.extend([height] * (len(firsts) - 1))
+        self.tile_counts.append(row + count - firsts[-1])
+        self.tile_ends.extend([split_at(last) + 1 for last in range(base + height - 1, stop - 1, height)])
+        self.tile_ends.append(split_at(stop - 1) + 1)
+        self.most_tiles += len(firsts)
+
+    def _add_branches(self, feed: Feed, row: int, base: int) -> None:
+        """Rows from `row` on, one for each new node of a tree that branches and begins at index `base`.
+
+        Each sees its own path alone. The splits before the one in which the tree begins are shared by a tile's rows.
+        """
+        parents, grown, height, shared = feed.tree.parents, feed.grown, self._height, split_at(base)
+        nodes = range(grown, len(parents))
+        self.tree_starts.extend((CHAIN,) * (row - len(self.tree_starts)))
+        self.tree_starts.extend((base,) * len(nodes))
+        self.tile_begins.extend((0,) * (len(self.tile_rows) - len(self.tile_begins)))
+        paths: list[list[int]] = []
+        for place, node in enumerate(nodes):
+            path = _path_above(parents, node, grown, base, paths)
+            path.append(base + node)
+            paths.append(path)
+            position = base - 1 + len(path)
+            split = split_at(position)
+            self.positions.append(position)
+            self.split_starts.append(self.splits)
+            self.splits += split + 1
+            if shared and place % height == 0:
+                self._add_tile(row + place, min(height, len(nodes) - place), 0, shared)
+            self._add_tile(row + place, 1, shared, split + 1)
+        self.paths.append((row, paths))
+        self.most_tiles += len(nodes) + -(-len(nodes) // height)
+
+    def _add_tile(self, row: int, count: int, begin: int, end: int) -> None:
+        self.tile_rows.append(row)
+        self.tile_counts.append(count)
+        self.tile_begins.append(begin)
+        self.tile_ends.append(end)
+
+
+def _path_above(parents: Sequence[int], node: int, grown: int, base: int, paths: Sequence[list[int]]) -> list[int]:
+    """The indices of a node's ancestors, first levels first. `paths` are those of the nodes from `grown` on."""
+    parent = parents[node]
+    if parent >= grown:
+        return paths[parent - grown][:]
+    found: list[int] = []
+    while parent >= 0:
+        found.append(base + parent)
+        parent = parents[parent]
+    found.reverse()
+    return found

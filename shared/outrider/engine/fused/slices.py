@@ -1,0 +1,43 @@
+"""Passes with more splits than the workspace holds are attended to slice by slice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.engine.fused.borders import split_of
+from outrider.engine.fused.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows and tiles whose splits the workspace holds at a time."""
+
+    first_row: int
+    rows: int
+    first_tile: int
+    tiles: int
+
+
+def cut(layout: Layout, entries: int) -> tuple[tuple[Slice, ...], list[int]]:
+    """Slices of at most so many `entries`, and where each row's splits begin in the workspace. Tiles stay whole."""
+    splits = split_of(np.array(layout.positions)) + 1
+    rows = np.array(layout.tile_rows)
+    ends = rows + np.array(layout.tile_counts)
+    before = np.cumsum(splits) - splits
+    starts = before.copy()
+    reached = np.maximum.accumulate(ends)
+    cuts = np.flatnonzero(reached <= np.append(rows[1:], len(splits)))  # tiles after which a cut divides no row
+    filled = (before + splits)[reached[cuts] - 1]
+    slices: list[Slice] = []
+    row, tile = 0, 0
+    while row < len(splits):
+        last = int(np.searchsorted(filled, int(before[row]) + entries, side="right")) - 1
+        stop, next_tile = int(reached[cuts[last]]), int(cuts[last]) + 1
+        assert last >= 0, "the workspace holds less than a tile"
+        assert stop > row, "the workspace holds less than a tile"
+        starts[row:stop] = before[row:stop] - before[row]
+        slices.append(Slice(row, stop - row, tile, next_tile - tile))
+        row, tile = stop, next_tile
+    return tuple(slices), starts.tolist()
