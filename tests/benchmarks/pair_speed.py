@@ -5,7 +5,8 @@
 One verifier (8B shape) and one draft (its first 3 layers) serve several coordinators that differ in their settings, one
 after the other: plain decoding, speculation with a fixed length, the same with look-ahead, and the controller's own
 choice. Every client asks for --tokens tokens after a random prompt of --prompt tokens, at temperature 1 with a seed.
-Counted is what arrives between the last client's first token and the first client's last one.
+Counted is what arrives between the last client's first token and the first client's last one; the verifier is busy
+while its device thread is in a pass.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import argparse
 import asyncio
 import random
 import statistics
+import struct
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--verifier", default="cuda:0")
     parser.add_argument("--draft", default="cuda:1")
+    parser.add_argument("--together", action="store_true", help="both in one process, on the verifier's device")
     parser.add_argument("--shape", default="8b")
     parser.add_argument("--agreement", type=float, default=0.8)
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 4, 16, 32])
@@ -61,37 +66,15 @@ def main() -> None:
         "ahead": [*fixed, "--look-ahead", "on"],
         "auto": ["--max-draft-tokens", 8],
     }
+    busy = Path(tempfile.mkdtemp()) / "busy"
+    busy.write_bytes(bytes(8))
+    arguments.busy_file = busy
     result: dict[str, Any] = {"seed": SEED, "options": {k: str(v) for k, v in vars(arguments).items()}, "runs": []}
     with ExitStack() as stack:
-        replica = "tests.benchmarks.synthetic_replica"
-        verifier = start(
-            stack,
-            "verifier",
-            replica,
-            [
-                "verifier",
-                "--device",
-                arguments.verifier,
-                "--agreement",
-                arguments.agreement,
-                "--shape",
-                arguments.shape,
-            ],
-        )
-        draft = start(stack, "draft", replica, ["draft", "--device", arguments.draft, "--shape", arguments.shape])
-        for process in (verifier, draft):
-            wait(process)
+        addresses = start_replicas(stack, arguments)
         for mode in arguments.modes:
             with ExitStack() as inner:
-                more = [
-                    "--listen",
-                    "127.0.0.1:0",
-                    "--verifiers",
-                    verifier.address,
-                    "--drafts",
-                    draft.address,
-                    *flags[mode],
-                ]
+                more = ["--listen", "127.0.0.1:0", *addresses, *flags[mode]]
                 coordinator = start(inner, "coordinator", "outrider_coordinator", more)
                 wait(coordinator)
                 for clients in arguments.concurrency:
@@ -100,15 +83,34 @@ def main() -> None:
                     print(
                         f"{mode:6} x {clients:3}: {found['tokens_per_second']:8.1f} tok/s,"
                         f" {found['tokens_per_round']:.2f} a round, round {found['round_ms']:.2f} ms,"
+                        f" verifier busy {found['verifier_busy'] or 0:.2f},"
                         f" first token {found['first_token_ms']:.0f} ms, {found['speculation']}",
                         flush=True,
                     )
                     save(arguments.name, result, arguments.out)
 
 
-def start(stack: ExitStack, role: str, module: str, flags: list[Any]) -> ServiceProcess:
+def start_replicas(stack: ExitStack, arguments: argparse.Namespace) -> list[str]:
+    """Start target and draft; the coordinator's flags that name them."""
+    module, shape = "tests.benchmarks.synthetic_replica", ["--shape", arguments.shape]
+    target = ["--device", arguments.verifier, "--agreement", arguments.agreement, *shape]
+    target += ["--busy-file", arguments.busy_file]
+    if arguments.together:
+        process = start(stack, "verifier", module, ["pair", *target], ["draft"])
+        wait(process)
+        return ["--verifiers", process.address, "--drafts", process.address_of("draft")]
+    verifier = start(stack, "verifier", module, ["verifier", *target])
+    draft = start(stack, "draft", module, ["draft", "--device", arguments.draft, *shape])
+    for process in (verifier, draft):
+        wait(process)
+    return ["--verifiers", verifier.address, "--drafts", draft.address]
+
+
+def start(stack: ExitStack, role: str, module: str, flags: list[Any], more_roles: Sequence[str] = ()) -> ServiceProcess:
     """A process that ends with `stack`."""
-    process = ServiceProcess(role, module, [str(flag) for flag in flags], changed=threading.Condition(), log=_log)
+    process = ServiceProcess(
+        role, module, [str(flag) for flag in flags], changed=threading.Condition(), log=_log, more_roles=more_roles
+    )
     stack.callback(process.stop, 5.0)
     return process
 
@@ -144,15 +146,21 @@ async def measure(address: str, clients: int, mode: str, arguments: argparse.Nam
 
     async with AsyncClient(address) as client:
         await asyncio.gather(*(one(client, 1000 + seed, 48) for seed in range(clients)))
+        watch = asyncio.create_task(watch_busy(arguments.busy_file))
         found = await asyncio.gather(*(one(client, SEED + seed, arguments.tokens) for seed in range(clients)))
+        watch.cancel()
+        samples = await watch
     begin = max(chunks[0][0] for _, chunks, _ in found)
     end = min(chunks[-1][0] for _, chunks, _ in found)
     counted = [count for _, chunks, _ in found for when, count in chunks if begin < when <= end]
+    inside = [sample for sample in samples if begin <= sample[0] <= end]
+    busy = (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0]) if len(inside) > 1 else None
     gaps = [b - a for _, chunks, _ in found for (a, _), (b, _) in pairwise(chunks)]
     stats = [result.speculation for _, _, result in found]
     proposed = sum(each.proposed_tokens for each in stats)
     return {
         "tokens_per_second": sum(counted) / (end - begin),
+        "verifier_busy": busy,
         "tokens_per_round": statistics.mean(count for _, chunks, _ in found for _, count in chunks),
         "round_ms": statistics.median(gaps) * 1000,
         "first_token_ms": statistics.median(chunks[0][0] - started for started, chunks, _ in found) * 1000,
@@ -162,6 +170,23 @@ async def measure(address: str, clients: int, mode: str, arguments: argparse.Nam
         "window_s": end - begin,
         "round_ms_samples": [round(gap * 1000, 2) for gap in gaps[:400]],
     }
+
+
+def busy_s(path: Path) -> float:
+    """Seconds that the verifier has spent in passes."""
+    (seconds,) = struct.unpack("d", path.read_bytes())
+    return float(seconds)
+
+
+async def watch_busy(path: Path) -> list[tuple[float, float]]:
+    """(when, seconds that the verifier has spent in passes) every few milliseconds, until cancelled."""
+    samples: list[tuple[float, float]] = []
+    try:
+        while True:
+            samples.append((time.perf_counter(), busy_s(path)))
+            await asyncio.sleep(0.003)
+    except asyncio.CancelledError:
+        return samples
 
 
 if __name__ == "__main__":

@@ -87,6 +87,11 @@ class ReplicaCore(ABC, Generic[Work]):
         """True while a session waits for a forward pass."""
         return any(self._wants_step(session) for session in self.sessions)
 
+    @property
+    def complete(self) -> bool:
+        """True if every session waits for one."""
+        return all(self._wants_step(session) for session in self.sessions)
+
     def handle(self, peer: ReplicaPeer, item: Request) -> Reply | None:
         """Take one item. Whatever is wrong with it stays with its session."""
         try:
@@ -113,8 +118,9 @@ class ReplicaCore(ABC, Generic[Work]):
         granted = [(session, grant) for session, grant in zip(ready, grants, strict=True) if grant]
         finishing = [session for session, grant in granted if self._completes(session, grant)]
         try:
-            logits = self.engine.forward([self._feed(session, grant) for session, grant in granted])
-            return self._finish(finishing, logits, started)
+            feeds = [self._feed(session, grant) for session, grant in granted]
+            logits = self.engine.forward(feeds)
+            return self._finish(finishing, [feed.logit_rows for feed in feeds if feed.want_logits], logits, started)
         except Exception as error:
             log.exception("a step of %d sessions failed", len(granted))
             return [self.fail(session, error) for session, _ in granted]
@@ -130,20 +136,24 @@ class ReplicaCore(ABC, Generic[Work]):
     # Inside
 
     def _finish(
-        self, sessions: Sequence[Session[Work]], logits: torch.Tensor, started: float
+        self, sessions: Sequence[Session[Work]], counts: Sequence[int], logits: torch.Tensor, started: float
     ) -> list[tuple[ReplicaPeer, Reply]]:
-        """Finish the sessions' rounds; logits that allow no token (NaN) fail their own session only."""
+        """Finish the sessions' rounds; logits that allow no token (NaN) fail their own session only.
+
+        `counts`: each session's rows of `logits`.
+        """
         if not sessions:
             return []
         try:
             return self.finish_step(sessions, logits, started)
         except UnusableLogits as error:
-            pieces = torch.split(logits, [self.last_feed(session).logit_rows for session in sessions])
+            pieces = torch.split(logits, list(counts))
             good = [entry for entry in range(len(sessions)) if entry not in error.entries]
             replies = [self.fail(sessions[entry], error) for entry in error.entries]
             if good:
                 rows = torch.cat([pieces[entry] for entry in good])
-                replies += self._finish([sessions[entry] for entry in good], rows, started)
+                left = [counts[entry] for entry in good]
+                replies += self._finish([sessions[entry] for entry in good], left, rows, started)
             return replies
 
     def _dispatch(self, peer: ReplicaPeer, item: Request) -> Reply | None:
