@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
@@ -63,22 +64,52 @@ class DraftCore(ReplicaCore[Drafting]):
         """One more token for each guess and each branch, or many at once; reply for those that have enough."""
         if (chains := self._chains(sessions, logits)) is not None:
             return self._take_chains(sessions, chains)
-        rows = [session.work.rows(session) for session in sessions if session.work]
-        ranks = [session.work.ranks for session in sessions if session.work]
-        ranked = _by_session(partial(rank_rows, most=max(ranks)), [rank > 0 for rank in ranks], rows, logits)
-        drafted = _by_session(draft_rows, [rank == 0 for rank in ranks], rows, logits)
+        works = [_work_of(session) for session in sessions]
+        ranked = self._ranked(sessions, works, logits)
+        left = [index not in ranked for index in range(len(sessions))]
+        rows = [work.rows(session) for session, work in zip(sessions, works, strict=True)] if any(left) else []
+        most = max((work.ranks for work, its in zip(works, left, strict=True) if its), default=0)
+        ranking = [its and work.ranks > 0 for work, its in zip(works, left, strict=True)]
+        ranked |= _by_session(partial(rank_rows, most=most), ranking, rows, logits)
+        drafted = _by_session(draft_rows, [index not in ranked for index in range(len(sessions))], rows, logits)
         replies: list[tuple[ReplicaPeer, Reply]] = []
-        for index, session in enumerate(sessions):
-            work = session.work
-            assert work is not None
+        for index, (session, work) in enumerate(zip(sessions, works, strict=True)):
             if index in ranked:
                 work.take_ranked(session, ranked[index])
             else:
                 work.take(session, drafted[index])
-            if reply := work.reply(session):
-                session.work = None
-                replies.append((session.peer, reply))
+            replies += _replies(session, work)
         return replies + self._grow(sessions)
+
+    def _ranked(
+        self, sessions: Sequence[DraftSession], works: Sequence[Drafting], logits: torch.Tensor
+    ) -> dict[int, list[tuple[int, ...]]]:
+        """The likeliest tokens of each row of the plain sessions, by session, where kernels can tell them.
+
+        Raises UnusableLogits.
+        """
+        chosen = [
+            is_plain(session.sampling) and work.least_ranks <= 1 + MOST_BESIDE
+            for session, work in zip(sessions, works, strict=True)
+        ]
+        if not any(chosen):
+            return {}
+        positions = [work.positions(session) for session, work in zip(sessions, works, strict=True)]
+        owners = [index for index, each in enumerate(chosen) if each]
+        found = self.engine.rank(
+            _of_sessions(logits, chosen, [len(each) for each in positions]),
+            [sessions[index].sampling for index in owners],
+            [positions[index] for index in owners],
+        )
+        if found is None:
+            return {}
+        ((scores,), (tokens,)) = found.scores, found.ranked
+        ends = accumulate(len(positions[index]) for index in owners)
+        rows = {index: slice(end - len(positions[index]), end) for index, end in zip(owners, ends, strict=True)}
+        bad = [index for index, own in rows.items() if not all(map(math.isfinite, scores[own]))]
+        if bad:
+            raise UnusableLogits(bad)
+        return {index: tokens[own] for index, own in rows.items()}
 
     def _chains(self, sessions: Sequence[DraftSession], logits: torch.Tensor) -> Chains | None:
         """As many tokens for each session as all of them want, without the host between; None if that cannot be.
@@ -102,42 +133,34 @@ class DraftCore(ReplicaCore[Drafting]):
 
     def _take_chains(self, sessions: Sequence[DraftSession], chains: Chains) -> list[tuple[ReplicaPeer, Reply]]:
         replies: list[tuple[ReplicaPeer, Reply]] = []
-        ranked = chains.ranked
         for place, session in enumerate(sessions):
-            work = session.work
-            assert isinstance(work, Guess)
-            for row in ranked:
-                work.growing.add_next(row[place])
-                if reply := work.reply(session):
-                    session.work = None
-                    replies.append((session.peer, reply))
-                    break
+            work = _work_of(session)
+            work.take_grown(session, [row[place : place + 1] for row in chains.ranked])
+            replies += _replies(session, work)
         return replies
 
     def _grow(self, sessions: Sequence[DraftSession]) -> list[tuple[ReplicaPeer, Reply]]:
-        """Take the branches of those who draft ahead as far as all of them want, if it can be without the host between.
+        """Take guesses and branches as far as all of them want, if it can be without the host between.
 
         Sessions in which nothing can be drawn fail.
         """
-        ahead = [(each, each.work) for each in sessions if isinstance(each.work, Foresight) and is_plain(each.sampling)]
-        ahead = [(each, work) for each, work in ahead if work.steps_left and work.most_siblings <= MOST_BESIDE]
-        if not ahead:
+        growing = [(each, each.work) for each in sessions if each.work and is_plain(each.sampling)]
+        growing = [(each, work) for each, work in growing if work.most_siblings <= MOST_BESIDE]
+        if not growing:
             return []
-        steps = min(work.steps_left for _, work in ahead)
-        growths = [work.growth(session) for session, work in ahead]
+        steps = min(work.steps_left for _, work in growing)
+        growths = [work.growth(session) for session, work in growing]
         if (chains := self.engine.grow(growths, steps)) is None:
             return []
         replies: list[tuple[ReplicaPeer, Reply]] = []
-        ranked, stop = chains.ranked, 0
-        for entry, ((session, work), growth) in enumerate(zip(ahead, growths, strict=True)):
+        stop = 0
+        for entry, ((session, work), growth) in enumerate(zip(growing, growths, strict=True)):
             start, stop = stop, stop + len(growth.newest)
             if not all(math.isfinite(score) for row in chains.scores for score in row[start:stop]):
                 replies.append(self.fail(session, UnusableLogits([entry])))
                 continue
-            work.take_grown(session, [row[start:stop] for row in ranked])
-            if reply := work.reply(session):
-                session.work = None
-                replies.append((session.peer, reply))
+            work.take_grown(session, [row[start:stop] for row in chains.ranked])
+            replies += _replies(session, work)
         return replies
 
     def _check_siblings(self, session: DraftSession, item: Propose | DraftAhead) -> None:
@@ -176,6 +199,27 @@ class DraftCore(ReplicaCore[Drafting]):
         return None
 
 
+def _work_of(session: DraftSession) -> Drafting:
+    assert session.work is not None
+    return session.work
+
+
+def _replies(session: DraftSession, work: Drafting) -> list[tuple[ReplicaPeer, Reply]]:
+    """The reply, if the work is done."""
+    reply = work.reply(session)
+    if reply is None:
+        return []
+    session.work = None
+    return [(session.peer, reply)]
+
+
+def _of_sessions(logits: torch.Tensor, chosen: Sequence[bool], counts: Sequence[int]) -> torch.Tensor:
+    """The rows of the chosen sessions, of which each has `counts` many. Nothing waits for the device."""
+    if all(chosen):
+        return logits
+    return torch.cat([part for part, its in zip(torch.split(logits, list(counts)), chosen, strict=True) if its])
+
+
 def _by_session(
     of: Callable[[torch.Tensor, Sequence[DraftRow]], Sequence[Found]],
     chosen: Sequence[bool],
@@ -186,9 +230,7 @@ def _by_session(
     owners = [index for index, each in enumerate(rows) if chosen[index] for _ in each]
     if not owners:
         return {}
-    if not all(chosen):
-        places = [row for row, index in enumerate(i for i, each in enumerate(rows) for _ in each) if chosen[index]]
-        logits = logits[torch.tensor(places, device=logits.device)]
+    logits = _of_sessions(logits, chosen, [len(each) for each in rows])
     try:
         found = of(logits, [row for index, each in enumerate(rows) if chosen[index] for row in each])
     except UnusableLogits as error:

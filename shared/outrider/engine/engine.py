@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -98,7 +99,7 @@ class Engine:
 
     @torch.inference_mode()
     def prepare_chains(self) -> None:
-        """Get ready for `chains` and `grow`, for an engine that drafts."""
+        """Get ready for `chains`, `grow` and `rank`, for an engine that drafts."""
         self._run.prepare_chains()
 
     @torch.inference_mode()
@@ -122,8 +123,8 @@ class Engine:
     def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
         """Draw `steps` tokens after each branch, one after another, all branches of all growths side by side.
 
-        The states are plain. All tokens but the last drawn join the trees in flight; what is drawn where nothing can be
-        is some token. None where the host has to take every step.
+        The states are plain. All tokens but the last drawn join the trees in flight, or the cache's chain; what is
+        drawn where nothing can be is some token. None where the host has to take every step.
         """
         for growth in growths:
             growth.sequence.check_room(steps * len(growth.newest))
@@ -134,9 +135,23 @@ class Engine:
         for growth in growths:
             stop = start + len(growth.newest)
             rows = [growth.newest, *(tokens[start:stop] for tokens in found.tokens[:-1])]
-            growth.sequence.extend((), growth.grown(rows))
+            if growth.joins:
+                growth.sequence.extend(list(chain.from_iterable(rows)), NO_TREE)
+            else:
+                growth.sequence.extend((), growth.grown(rows))
             start = stop
         return found
+
+    @torch.inference_mode()
+    def rank(
+        self, logits: Tensor, states: Sequence[SamplingState], positions: Sequence[Sequence[int]]
+    ) -> Chains | None:
+        """Draw a token from each row of `logits` [R, W], and name the next likeliest: one step of R rows.
+
+        The states are plain. Each state's rows are those of the tokens at its `positions`. Changes no sequence. None
+        where there are no kernels for it.
+        """
+        return self._run.rank(logits, states, positions)
 
     @torch.inference_mode()
     def _advance(self, feeds: Sequence[Feed]) -> Tensor:

@@ -7,6 +7,7 @@ verifier, so what was drafted ahead costs no second pass.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,14 @@ class Foresight:
             return max(self._wanted) + len(self._in_flight)
         return self._growing[0].growing.ranks
 
+    @property
+    def least_ranks(self) -> int:
+        """In the first pass what each outcome wants, and those in flight after it."""
+        if self._branches is not None:
+            return self.ranks
+        following = Counter(self._in_flight.parents)
+        return max(wanted + following[node] for node, wanted in enumerate(self._wanted, start=ROOT))
+
     def demand(self, session: DraftSession) -> Demand:
         """The rest of the history and what is in flight; later one node a branch."""
         if self._branches is None:
@@ -84,7 +93,7 @@ class Foresight:
 
     @property
     def steps_left(self) -> int:
-        """How many tokens each growing branch still wants; 0 before there are branches."""
+        """How many tokens each growing branch still wants."""
         return self._max_tokens - len(self._growing[0].tokens) if self._growing else 0
 
     @property
@@ -109,6 +118,13 @@ class Foresight:
             for b in self._growing
         ]
 
+    def positions(self, session: DraftSession) -> list[int]:
+        """See `rows`."""
+        base = len(session.history)
+        if self._branches is None:
+            return [base, *(base + depth for depth in self._in_flight.depths())]
+        return [base + len(branch.path) + 1 + len(branch.tokens) for branch in self._growing]
+
     def take_ranked(self, session: DraftSession, ranked: Sequence[tuple[int, ...]]) -> None:
         """Begin the branches; later one more token for each, with its siblings."""
         if self._branches is None:
@@ -129,13 +145,11 @@ class Foresight:
 
         A branch that has ended on the way was run all the same.
         """
-        first = len(session.sequence.tree) - len(steps) * len(self._growing)
-        for row in steps:
-            for leaf, (branch, ranked) in enumerate(zip(self._growing, row, strict=True), start=first):
-                if not self._has_ended(branch, session):
-                    branch.growing.add_next(ranked)
-                    branch.leaf = leaf
-            first += len(self._growing)
+        size = len(self._growing)
+        first = len(session.sequence.tree) - len(steps) * size
+        for place, (branch, ranked) in enumerate(zip(self._growing, zip(*steps, strict=True), strict=True)):
+            taken = branch.growing.add_until(ranked, self._max_tokens, session.stop_token_ids)
+            branch.leaf = first + (taken - 1) * size + place
         self._growing = [branch for branch in self._growing if not self._has_ended(branch, session)]
 
     def reply(self, session: DraftSession) -> DraftedAhead | None:
@@ -146,11 +160,15 @@ class Foresight:
 
     def _begin(self, session: DraftSession, ranked: Sequence[tuple[int, ...]]) -> None:
         """At each node its likeliest next tokens that are not in flight already."""
+        in_flight: dict[int, set[int]] = defaultdict(set)
+        for token, parent in zip(self._in_flight.tokens, self._in_flight.parents, strict=True):
+            in_flight[parent].add(token)
         branches: list[Branch] = []
         for node, (tokens, wanted) in enumerate(zip(ranked, self._wanted, strict=True), start=ROOT):
-            in_flight = {self._in_flight.tokens[child] for child in self._in_flight.children(node)}
-            others = [t for t in tokens if t not in in_flight and t not in session.stop_token_ids]
-            path = self._path(node)
+            if not wanted:
+                continue
+            there, path = in_flight[node], self._path(node)
+            others = [token for token in tokens if token not in there and token not in session.stop_token_ids]
             branches += [Branch(node, path, token, Growing(self._siblings)) for token in others[:wanted]]
         # Where there is no room for all, the longest paths stay; they are the likeliest.
         branches.sort(key=lambda branch: len(branch.path))

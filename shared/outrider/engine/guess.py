@@ -6,13 +6,14 @@ where the target takes one, it is one more committed token to run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, SparseQ
-from outrider.acceptance.tree import TokenTree
+from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.batch import Feed
+from outrider.engine.runner import Growth
 from outrider.engine.schedule import Demand
 from outrider.engine.sessions import Session
 from outrider.protocol.items import Drafted, DraftedAhead
@@ -26,6 +27,18 @@ class Drafting(Protocol):
     def ranks(self) -> int:
         """How many tokens it wants ranked at each row of the coming pass; 0: it wants one drafted at each."""
 
+    @property
+    def least_ranks(self) -> int:
+        """How many of them it cannot do without."""
+
+    @property
+    def steps_left(self) -> int:
+        """How many tokens it still wants one after another; 0 before it is known where they begin."""
+
+    @property
+    def most_siblings(self) -> int:
+        """Most siblings that one of them wants."""
+
     def demand(self, session: Session[Drafting]) -> Demand:
         """What it has to run next."""
 
@@ -35,11 +48,20 @@ class Drafting(Protocol):
     def rows(self, session: Session[Drafting]) -> list[DraftRow]:
         """The rows of that pass, one for each row of its logits."""
 
+    def positions(self, session: Session[Drafting]) -> list[int]:
+        """Where in the session's text the tokens of those rows would stand."""
+
     def take(self, session: Session[Drafting], drafted: Sequence[DraftedToken]) -> None:
         """Take in the drafted tokens of a pass, one a row."""
 
     def take_ranked(self, session: Session[Drafting], ranked: Sequence[tuple[int, ...]]) -> None:
-        """Take in the ranked tokens of a pass, one list a row."""
+        """Take in the ranked tokens of a pass, one list a row; may be more of them than it wants."""
+
+    def growth(self, session: Session[Drafting]) -> Growth:
+        """The tokens that it has so far, as something that grows on the device. They are not run yet."""
+
+    def take_grown(self, session: Session[Drafting], steps: Sequence[Sequence[tuple[int, ...]]]) -> None:
+        """Take in the ranked tokens of several passes over the growth, [steps][branches]."""
 
     def reply(self, session: Session[Drafting]) -> Drafted | DraftedAhead | None:
         """The result, once it is there."""
@@ -72,17 +94,18 @@ class Growing:
             self.q.append(token.q)
 
     def add_ranked(self, ranked: tuple[int, ...]) -> None:
-        """One more token, the likeliest of `ranked`, and its siblings, the next ones."""
-        first, *others = ranked[: self.ranks]
-        self.tokens.append(first)
-        self.beside.append(tuple(others))
-
-    def add_next(self, ranked: tuple[int, ...]) -> None:
         """One more token, the likeliest of `ranked`, with as many of the next ones as it wants for siblings."""
-        if self.ranks:
-            self.add_ranked(ranked)
-        else:
-            self.add(DraftedToken(ranked[0], None))
+        wanted = self.ranks
+        self.tokens.append(ranked[0])
+        self.beside.append(ranked[1:wanted])
+
+    def add_until(self, ranked: Sequence[tuple[int, ...]], most: int, stop_ids: Collection[int]) -> int:
+        """Tokens as `add_ranked` takes them, until there are `most` or one of `stop_ids`; how many it took."""
+        for taken, tokens in enumerate(ranked, start=1):
+            self.add_ranked(tokens)
+            if len(self.tokens) == most or tokens[0] in stop_ids:
+                return taken
+        return len(ranked)
 
     @property
     def proposal(self) -> Proposal:
@@ -102,6 +125,11 @@ class Guess:
     @property
     def ranks(self) -> int:
         """See `Drafting`."""
+        return self.growing.ranks
+
+    @property
+    def least_ranks(self) -> int:
+        """All of them."""
         return self.growing.ranks
 
     @property
@@ -127,6 +155,10 @@ class Guess:
         """The next token's."""
         return [DraftRow(session.sampling, len(session.history), tuple(self.growing.tokens))]
 
+    def positions(self, session: DraftSession) -> list[int]:
+        """The next token's."""
+        return [len(session.history) + len(self.growing.tokens)]
+
     def take(self, session: DraftSession, drafted: Sequence[DraftedToken]) -> None:
         """One more token."""
         (token,) = drafted
@@ -136,6 +168,14 @@ class Guess:
         """One more token with its siblings."""
         (tokens,) = ranked
         self.growing.add_ranked(tokens)
+
+    def growth(self, session: DraftSession) -> Growth:
+        """The newest guess; it and what follows join the chain in the cache."""
+        return Growth(session.sequence, session.sampling, (self.growing.tokens[-1],), (ROOT,), joins=True)
+
+    def take_grown(self, session: DraftSession, steps: Sequence[Sequence[tuple[int, ...]]]) -> None:
+        """As many of the tokens as there are until it has ended."""
+        self.growing.add_until([ranked for (ranked,) in steps], self.max_tokens, session.stop_token_ids)
 
     def reply(self, session: DraftSession) -> Drafted | None:
         """The proposal, when it is as long as was asked for or ends with a stop token: nothing can follow one."""

@@ -29,27 +29,25 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """Tokens drawn one after another; everything is [steps][sessions]."""
+    """Tokens drawn one after another; everything is [steps][rows]."""
 
     tokens: list[list[int]]
     scores: list[list[float]]  # not finite where nothing can be drawn
-    beside: list[list[tuple[int, ...]]]  # the next likeliest, MOST_BESIDE at most
-
-    @property
-    def ranked(self) -> list[list[tuple[int, ...]]]:
-        """Each token with what stands beside it."""
-        steps = zip(self.tokens, self.beside, strict=True)
-        return [[(token, *others) for token, others in zip(*step, strict=True)] for step in steps]
+    ranked: list[list[tuple[int, ...]]]  # the token, and beside it the next likeliest, MOST_BESIDE at most
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """B branches of a session's tree in flight that grow by a token a pass."""
+    """B branches of a session's tree in flight that grow by a token a pass.
+
+    Or, with `joins`, no tree but what is in the cache: its one branch joins that.
+    """
 
     sequence: KvSequence
     state: SamplingState
     newest: tuple[int, ...]  # [B] their newest tokens, which have no KV yet
     parents: tuple[int, ...]  # [B] the nodes that these continue, or ROOT
+    joins: bool = False
 
     def grown(self, rows: Sequence[Sequence[int]]) -> TokenTree:
         """The tree after passes over `rows` of B tokens each, the newest first."""
@@ -84,8 +82,14 @@ class Runner(Protocol):
         """See `Engine.grow`; None where the host has to take every step."""
         ...
 
+    def rank(
+        self, logits: Tensor, states: Sequence[SamplingState], positions: Sequence[Sequence[int]]
+    ) -> Chains | None:
+        """See `Engine.rank`; None where the tensors' mathematics has to do it."""
+        ...
+
     def prepare_chains(self) -> object:
-        """Get ready for `chains` and `grow` now, so that the first one does not have to."""
+        """Get ready for `chains`, `grow` and `rank` now, so that the first one does not have to."""
         ...
 
 
@@ -109,6 +113,12 @@ class GeneralRunner:
 
     def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
         """See `Runner`: the host takes every step."""
+        return None
+
+    def rank(
+        self, logits: Tensor, states: Sequence[SamplingState], positions: Sequence[Sequence[int]]
+    ) -> Chains | None:
+        """See `Runner`."""
         return None
 
     def prepare_chains(self) -> None:

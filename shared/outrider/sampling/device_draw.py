@@ -31,10 +31,11 @@ KEY_WORDS = 4
 """Words of a row's key: the seed's low and high half, the vocabulary's size, the temperature's bits."""
 
 
-@triton.jit(do_not_specialize=["plus"])
+@triton.jit(do_not_specialize=["plus", "key_stride"])
 def _best_of_block(
     logits,  # [R, width]
     keys,  # [KEY_WORDS, R] int32
+    key_stride,
     positions,  # [R] int32
     plus,  # what is added to them
     found,  # [3, R, blocks * groups] int32: bits of the best noisy score, its token, bits of its score
@@ -49,8 +50,8 @@ def _best_of_block(
 ):
     row, block = tl.program_id(0), tl.program_id(1)
     rows, blocks = tl.num_programs(0), tl.num_programs(1)
-    size = tl.minimum(tl.load(keys + 2 * rows + row), width)
-    temperature = tl.load(keys + 3 * rows + row).to(tl.float32, bitcast=True)
+    size = tl.minimum(tl.load(keys + 2 * key_stride + row), width)
+    temperature = tl.load(keys + 3 * key_stride + row).to(tl.float32, bitcast=True)
     own_lane = tl.arange(0, lanes)
     lane = (own_lane // groups * blocks + block) * groups + own_lane % groups
     c0 = lane.to(tl.uint32)
@@ -59,7 +60,7 @@ def _best_of_block(
     c3 = tl.full((lanes,), 0, tl.uint32)
     if temperature > 0.0:
         k0 = tl.load(keys + row).to(tl.uint32)
-        k1 = tl.load(keys + rows + row).to(tl.uint32)
+        k1 = tl.load(keys + key_stride + row).to(tl.uint32)
         for _ in tl.static_range(rounds):
             high_0 = tl.umulhi(c0, tl.full((lanes,), multiplier_0, tl.uint32))
             high_1 = tl.umulhi(c2, tl.full((lanes,), multiplier_1, tl.uint32))
@@ -146,12 +147,14 @@ def draw_into(output: Tensor, logits: Tensor, keys: Tensor, positions: Tensor, p
     The other B get the next likeliest tokens, or `NOTHING`: of every group that an id can be in (see `GROUPS`) at
     most one is named, so now and then one is passed over. They are guesses beside the drawn one, never drawn.
     `keys` [KEY_WORDS, R] are `plain_keys`; the token of row r stands at `positions[r] + plus`. A score is not finite
-    where nothing can be drawn. Launches two kernels and nothing else, so it can be part of a CUDA graph.
+    where nothing can be drawn. Launches two kernels and nothing else, so it can be part of a CUDA graph. Rows of `output`
+    and of `keys` may lie apart.
     """
     rows, width = logits.shape
     _best_of_block[(rows, memory.blocks)](
         logits,
         keys,
+        keys.stride(0),
         positions,
         plus,
         memory.found,

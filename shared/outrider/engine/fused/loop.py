@@ -17,12 +17,18 @@ from torch import Tensor
 from outrider.engine.fused.borders import BLOCK, LONG_SPLIT, SHORT_SPLITS
 from outrider.engine.fused.plan import Plan
 from outrider.engine.runner import Chains
-from outrider.sampling.device_draw import KEY_WORDS, NOTHING, DrawMemory, draw_into, plain_keys
+from outrider.sampling.device_draw import KEY_WORDS, NOTHING, DrawMemory, plain_keys
 from outrider.sampling.plain import MOST_BESIDE
 from outrider.sampling.state import SamplingState
 
 MOST_SESSIONS = 256
-"""Sessions that one step may have."""
+"""Sessions, or rows, that one step may have."""
+
+COMMON_STEPS = 16
+"""Steps whose draws come back through memory that is there already."""
+
+ALIGNED = 4
+"""Rows that take 16 bytes. Kernels are compiled for aligned addresses, and anew for others."""
 
 
 @triton.jit(do_not_specialize=["sessions"])
@@ -75,42 +81,53 @@ def advance(drawn: Tensor, plan: Plan) -> None:
 
 
 class Draws:
-    """What the draws of up to so many sessions need on the device, at fixed addresses."""
+    """What the draws of up to so many rows need on the device, at fixed addresses, and their way to the host and back.
 
-    def __init__(self, sessions: int, width: int, device: torch.device) -> None:
-        self._keys = torch.zeros(KEY_WORDS * sessions, dtype=torch.int32, device=device)
-        self._drawn = torch.zeros(2 + MOST_BESIDE, sessions, dtype=torch.int32, device=device)
-        self.memory = DrawMemory(sessions, width, device)
+    Whoever sets keys waits for what is drawn with them (`collected`) before the next keys are set.
+    """
 
-    def keys(self, sessions: int) -> Tensor:
-        """[KEY_WORDS, sessions]"""
-        return self._keys[: KEY_WORDS * sessions].view(KEY_WORDS, sessions)
+    def __init__(self, rows: int, width: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self._given = torch.zeros(KEY_WORDS + 1, rows, dtype=torch.int32, device=device)
+        self._host_given = torch.zeros(KEY_WORDS + 1, rows, dtype=torch.int32, pin_memory=pinned)
+        self._drawn = torch.zeros(2 + MOST_BESIDE, rows, dtype=torch.int32, device=device)
+        self._host_found = torch.zeros(COMMON_STEPS * (2 + MOST_BESIDE) * rows, dtype=torch.int32, pin_memory=pinned)
+        self.memory = DrawMemory(rows, width, device)
 
-    def drawn(self, sessions: int) -> Tensor:
-        """[2 + MOST_BESIDE, sessions] the last draw: tokens, the bits of their scores, what stands beside them."""
-        return self._drawn[:, :sessions]
+    def keys(self, rows: int) -> Tensor:
+        """[KEY_WORDS, rows]"""
+        return self._given[:KEY_WORDS, :rows]
 
-    def set_keys(self, states: Sequence[SamplingState], sessions: int) -> None:
-        """The keys of `states`; the rest of `sessions` draw what nobody looks at."""
-        keys = np.zeros((KEY_WORDS, sessions), np.int32)
-        keys[:, : len(states)] = plain_keys(states)
-        self.keys(sessions).copy_(torch.from_numpy(keys))
+    def positions(self, rows: int) -> Tensor:
+        """[rows] as they were set."""
+        return self._given[KEY_WORDS, :rows]
 
+    def drawn(self, rows: int) -> Tensor:
+        """[2 + MOST_BESIDE, rows] the last draw: tokens, the bits of their scores, what stands beside them."""
+        return self._drawn[:, :rows]
 
-def collected(drawn: Sequence[Tensor], sessions: int) -> Chains:
-    """Wait for the device; `drawn` are [2 + MOST_BESIDE, S'] each, of which `sessions` count."""
-    host = torch.stack(list(drawn))[:, :, :sessions].contiguous().cpu().numpy()
-    beside = host[:, 2:].transpose(0, 2, 1).tolist()
-    return Chains(
-        host[:, 0].tolist(),
-        host[:, 1].view(np.float32).tolist(),
-        [[tuple(token for token in tokens if token != NOTHING) for tokens in step] for step in beside],
-    )
+    def set_keys(self, states: Sequence[SamplingState], counts: Sequence[int], positions: Sequence[int] = ()) -> None:
+        """The keys of `states`, each for so many rows, and of the rows' tokens the positions where they are known."""
+        keys = plain_keys(states).repeat(counts, axis=1)
+        host = self._host_given.numpy()
+        host[:KEY_WORDS, : keys.shape[1]] = keys
+        host[KEY_WORDS, : len(positions)] = positions
+        self._given.copy_(self._host_given, non_blocking=True)
 
+    def room(self, steps: int, rows: int) -> Tensor:
+        """[steps, 2 + MOST_BESIDE, rows or more] for draws; those of each step begin at an aligned address."""
+        return self._drawn.new_empty(steps, 2 + MOST_BESIDE, -(-rows // ALIGNED) * ALIGNED)
 
-def first_draw(logits: Tensor, plus: Tensor, draws: Draws, sessions: int) -> None:
-    """Draw from `logits` [S, W] at `plus` [S] positions into `draws`; rows up to `sessions` stay as they are."""
-    drawn = torch.empty(2 + MOST_BESIDE, len(logits), dtype=torch.int32, device=logits.device)
-    keys = draws.keys(sessions)[:, : len(logits)].contiguous()
-    draw_into(drawn, logits, keys, plus, 0, draws.memory)
-    draws.drawn(sessions)[:, : len(logits)] = drawn
+    def collected(self, found: Tensor, rows: int) -> Chains:
+        """Wait for the device; of the draws `found`, which lie in a `room`, so many `rows` count."""
+        size = found.numel()
+        common = size <= len(self._host_found)
+        host = (self._host_found[:size] if common else found.new_empty(size, device="cpu")).view(found.shape)
+        host.copy_(found, non_blocking=True)
+        if found.is_cuda:
+            torch.cuda.current_stream(found.device).synchronize()
+        numbers = host.numpy()[:, :, :rows]
+        ranked = [[(token, *beside) for token, _, *beside in step] for step in numbers.transpose(0, 2, 1).tolist()]
+        if numbers[:, 2:].min() == NOTHING:
+            ranked = [[tuple(token for token in tokens if token != NOTHING) for tokens in step] for step in ranked]
+        return Chains(numbers[:, 0].tolist(), numbers[:, 1].view(np.float32).tolist(), ranked)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from outrider.engine.batch import Feed
 from outrider.engine.draft_vocabulary import DraftVocabulary, widened
 from outrider.engine.fused.capture import recorded
 from outrider.engine.fused.decoder import FusedDecoder
-from outrider.engine.fused.loop import MOST_SESSIONS, Draws, advance, collected, first_draw
+from outrider.engine.fused.loop import MOST_SESSIONS, Draws, advance
 from outrider.engine.fused.plan import Plan, PlanBuffer, Shape
 from outrider.engine.runner import Chains, Growth
 from outrider.engine.sequence import KvSequence
@@ -65,35 +66,49 @@ class FusedRunner:
         if not self._plans.fits_chains(sequences, steps, sessions):
             return None
         draws = self._draws or self.prepare_chains()
-        draws.set_keys(states, sessions)
+        draws.set_keys(states, [1] * count)
         plan = self._plans.plan(Shape(sessions, sessions, sessions))
         self._plans.fill_chains(sequences, steps, plan.shape)
-        first_draw(logits, plan.positions[:count] + 1, draws, sessions)
-        drawn = [draws.drawn(sessions).clone()]
-        for _ in range(steps - 1):
+        found, drawn = draws.room(steps, count), draws.drawn(count)
+        draw_into(drawn, logits.contiguous(), draws.keys(count), plan.positions, 1, draws.memory)
+        found[0, :, :count] = drawn
+        for step in range(1, steps):
             if self._with_graphs:
                 self._loops[sessions].replay()
             else:
                 self._loop_step(plan, draws)
-            drawn.append(draws.drawn(sessions).clone())
-        return collected(drawn, count)
+            found[step, :, :count] = drawn
+        return draws.collected(found, count)
 
     def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
         """See `Runner`. The host writes the plan of a pass while the one before runs, and waits once, at the end."""
-        count = sum(len(growth.newest) for growth in growths)
+        counts = [len(growth.newest) for growth in growths]
+        count = sum(counts)
         passes = list(zip(*(growth.feeds(steps) for growth in growths), strict=True))
         if count > MOST_SESSIONS or not self._plans.fits(passes[-1]):
             return None
         draws = self._draws or self.prepare_chains()
-        draws.set_keys([growth.state for growth in growths for _ in growth.newest], count)
-        drawn = draws.drawn(count)
-        drawn[0] = torch.tensor([token for growth in growths for token in growth.newest], dtype=torch.int32)
-        found: list[Tensor] = []
-        for feeds in passes:
-            plan, logits = self._launch(feeds, drawn[0])
-            draw_into(drawn, self._named(logits), draws.keys(count), plan.positions[:count], 1, draws.memory)
-            found.append(drawn.clone())
-        return collected(found, count)
+        draws.set_keys([growth.state for growth in growths], counts)
+        found = draws.room(steps, count)
+        ids: Tensor | None = None  # the first pass's are known
+        for feeds, drawn in zip(passes, found[:, :, :count], strict=True):
+            plan, logits = self._launch(feeds, ids)
+            draw_into(drawn, self._named(logits), draws.keys(count), plan.positions, 1, draws.memory)
+            ids = drawn[0]
+        return draws.collected(found, count)
+
+    def rank(
+        self, logits: Tensor, states: Sequence[SamplingState], positions: Sequence[Sequence[int]]
+    ) -> Chains | None:
+        """See `Runner`."""
+        count = len(logits)
+        if count > MOST_SESSIONS:
+            return None
+        draws = self._draws or self.prepare_chains()
+        draws.set_keys(states, [len(each) for each in positions], list(chain.from_iterable(positions)))
+        found = draws.room(1, count)
+        draw_into(found[0, :, :count], logits.contiguous(), draws.keys(count), draws.positions(count), 0, draws.memory)
+        return draws.collected(found, count)
 
     def prepare_chains(self) -> Draws:
         """See `Runner`."""
@@ -119,11 +134,11 @@ class FusedRunner:
         return widened(logits, self._token_ids, self._vocabulary.target_size)
 
     def record(self) -> None:
-        """Record the graphs of passes over one session, and over as many sessions as rows."""
+        """Record the graphs of all shapes that passes of so many rows are run in."""
         if not self._with_graphs:
             return
         for rows in GRAPH_ROWS:
-            for tiles in sorted({_tile_bucket(-(-rows // self._plans.tile_rows)), rows}):
+            for tiles in tile_counts(rows, self._plans.tile_rows):
                 shape = Shape(rows, tiles, rows)
                 self._plans.fill_nothing(shape)
                 _, logits = self._graph(shape)
@@ -135,7 +150,7 @@ class FusedRunner:
         total, tiles, wanted = len(layout), layout.most_tiles, len(layout.logit_rows)
         recorded = self._with_graphs and total <= GRAPH_ROWS[-1]
         if recorded:
-            shape = self.last_shape = Shape(_bucket(total), _tile_bucket(tiles), _bucket(total))
+            shape = self.last_shape = graph_shape(total, tiles, self._plans.tile_rows)
         else:
             shape = Shape(total, tiles, wanted)
         plan = self._plans.fill(layout, shape)
@@ -185,6 +200,24 @@ def _bucket(rows: int) -> int:
     return GRAPH_ROWS[bisect.bisect_left(GRAPH_ROWS, rows)]
 
 
+@cache
+def tile_counts(rows: int, tile_rows: int) -> tuple[int, ...]:
+    """How many tiles graphs for `rows` rows are recorded with, few to many; the last are enough for any pass.
+
+    Full tiles of `tile_rows` rows each, as one session's chain has; tiles with three, two and one; and those of trees,
+    where each row has a tile of its own beside those that rows share.
+    """
+    filled = {share for share in (1, 2, 3, tile_rows) if share <= tile_rows}
+    return tuple(sorted({_tile_bucket(-(-rows // share)) for share in filled} | {_tile_bucket(2 * rows)}))
+
+
+def graph_shape(rows: int, tiles: int, tile_rows: int) -> Shape:
+    """The least recorded shape that holds a pass of so many rows, GRAPH_ROWS[-1] at most, and tiles."""
+    room = _bucket(rows)
+    counts = tile_counts(room, tile_rows)
+    return Shape(room, counts[bisect.bisect_left(counts, tiles)], room)
+
+
 def _tile_bucket(tiles: int) -> int:
-    """Rows of a tree have a tile each beside those that they share."""
+    """As with rows; trees can have twice as many."""
     return _bucket(tiles) if tiles <= GRAPH_ROWS[-1] else 2 * GRAPH_ROWS[-1]
