@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from outrider.engine.fused.borders import BLOCK, DEEPEST, LONG_SPLIT, SHORT_SPLITS, tile_height
-from outrider.engine.fused.launch import overlap_options, wait_for_inputs
+from outrider.engine.fused.launch import fetch, let_next_start, overlap_options, wait
+from outrider.engine.fused.merging import Workspace, fold, merge_apart, merged_splits, splits_of
 from outrider.engine.fused.plan import Plan
 from outrider.engine.kv import LayerKv
 
@@ -43,14 +43,28 @@ STAGES = 2
 WARPS = 4
 """Of a program of the splits."""
 
-MERGED = 16
-"""Splits that the merge takes at a time."""
+MERGED_BY_LAST = True
+"""A row's splits are merged by the program that comes last to it. False: by a kernel of their own."""
+
+TOGETHER = 8
+"""Splits that are on their way at a time when they are merged."""
 
 
 @triton.jit
 def _block_of(split, short_splits: tl.constexpr, blocks: tl.constexpr):
     """The first block of a split, where later ones have so many `blocks`."""
     return tl.where(split < short_splits, split, short_splits + (split - short_splits) * blocks)
+
+
+@triton.jit
+def _slots_of(position, stop, table, path, tree_start, block_size: tl.constexpr):
+    """Where in the cache the keys of a path's positions are; of those from `stop` on, anywhere."""
+    seen = position < stop
+    level = position - tree_start
+    in_tree = seen & (level >= 0)
+    index = tl.where(in_tree, tl.load(path + level, mask=in_tree, other=0), position)
+    number = tl.load(table + index // block_size, mask=seen, other=0).to(tl.int64)
+    return number * block_size + index % block_size
 
 
 @triton.jit(do_not_specialize=["first_tile"])
@@ -71,6 +85,8 @@ def _attend_splits(
     sums,  # [entries, heads, SIZE] float32
     peaks,  # [entries, heads] float32, the largest score
     totals,  # [entries, heads] float32
+    arrived,  # [entries, heads] int32, see `Workspace`
+    output,  # [T, KV_HEADS * SHARED_BY, SIZE]
     scale,
     first_tile,
     kv_heads: tl.constexpr,
@@ -83,16 +99,20 @@ def _attend_splits(
     block: tl.constexpr,
     short_splits: tl.constexpr,
     long_split: tl.constexpr,
+    merge: tl.constexpr,  # who comes last to a row merges it
+    together: tl.constexpr,
     overlap: tl.constexpr,
 ):
+    heads: tl.constexpr = kv_heads * shared_by
     tile = first_tile + tl.program_id(0)
     kv_head = tl.program_id(1)
-    wait_for_inputs(overlap)
+    let_next_start(overlap)
     begin, end = tl.load(tile_begins + tile), tl.load(tile_ends + tile)
     each = tl.cdiv(end - begin, tl.num_programs(2))
     begin += tl.program_id(2) * each
     end = tl.minimum(begin + each, end)
     if begin >= end:
+        wait(overlap)
         return
     first, count = tl.load(tile_rows + tile), tl.load(tile_counts + tile)
     place = tl.arange(0, height)
@@ -107,23 +127,34 @@ def _attend_splits(
     entry = tl.load(split_starts + row, mask=valid, other=0).to(tl.int64)
     column = tl.arange(0, padded_size)
     inside = column < size
-    at = (row * kv_heads * shared_by + head)[:, None] * size + column[None, :]
-    rows = tl.load(query + at, mask=valid[:, None] & inside[None, :], other=0.0)
+    at = (row * heads + head)[:, None] * size + column[None, :]
     # One loop over the blocks of all the program's splits, so that keys are on their way across a split's border.
     start = _block_of(begin, short_splits, long_split // block) * block
     stop = tl.minimum(_block_of(end, short_splits, long_split // block) * block, furthest + 1)
+    # A program that has all splits of its rows can hold what they come to; in tall tiles there is no room for that.
+    hold: tl.constexpr = merge and height <= 16
+    spread = (begin > 0) | (stop <= furthest) | (not hold)
+    all_most = tl.full((height,), float("-inf"), tl.float32)
+    all_total = tl.zeros((height,), tl.float32)
+    all_result = tl.zeros((height, padded_size), tl.float32)
     split = begin
     most = tl.full((height,), float("-inf"), tl.float32)
     total = tl.zeros((height,), tl.float32)
     result = tl.zeros((height, padded_size), tl.float32)
+    if overlap:
+        lines: tl.constexpr = padded_size // 64 if padded_size > 64 else 1
+        line = tl.arange(0, lines) * 64
+        slot = _slots_of(start + tl.arange(0, block), stop, table, path, tree_start, block_size)
+        early = (slot * kv_heads + kv_head)[:, None] * size + line[None, :]
+        fetch(keys + early)
+        fetch(values + early)
+    wait(overlap)
+    rows = tl.load(query + at, mask=valid[:, None] & inside[None, :], other=0.0)
     for block_start in range(start, stop, block):
         position = block_start + tl.arange(0, block)
         seen = position < stop
-        level = position - tree_start
-        in_tree = seen & (level >= 0)
-        index = tl.where(in_tree, tl.load(path + level, mask=in_tree, other=0), position)
-        number = tl.load(table + index // block_size, mask=seen, other=0).to(tl.int64)
-        source = ((number * block_size + index % block_size) * kv_heads + kv_head)[:, None] * size + column[None, :]
+        slot = _slots_of(position, stop, table, path, tree_start, block_size)
+        source = (slot * kv_heads + kv_head)[:, None] * size + column[None, :]
         wanted = seen[:, None] & inside[None, :]
         key = tl.load(keys + source, mask=wanted, other=0.0)
         value = tl.load(values + source, mask=wanted, other=0.0)
@@ -133,14 +164,16 @@ def _attend_splits(
         base = tl.where(highest == float("-inf"), 0.0, highest)
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(most - base)
-        total = total * shrink + tl.sum(weights, axis=1)
+        total = tl.fma(total, shrink, tl.sum(weights, axis=1))
         result = tl.dot(weights.to(value.dtype), value, result * shrink[:, None], input_precision="ieee")
         most = highest
         split_start = _block_of(split, short_splits, long_split // block) * block
         following = _block_of(split + 1, short_splits, long_split // block) * block
         if block_start + block >= tl.minimum(following, stop):
-            written = valid & (split_start <= last)
-            target = (entry + split) * kv_heads * shared_by + head
+            if hold:
+                all_most, all_total, all_result = fold(all_most, all_total, all_result, most, total, result)
+            written = valid & (split_start <= last) & spread
+            target = (entry + split) * heads + head
             tl.store(peaks + target, most, mask=written)
             tl.store(totals + target, total, mask=written)
             tl.store(sums + target[:, None] * size + column[None, :], result, mask=written[:, None] & inside[None, :])
@@ -148,59 +181,24 @@ def _attend_splits(
             most = tl.full((height,), float("-inf"), tl.float32)
             total = tl.zeros((height,), tl.float32)
             result = tl.zeros((height, padded_size), tl.float32)
-
-
-@triton.jit(do_not_specialize=["first_row"])
-def _merge_splits(
-    positions,
-    split_starts,
-    sums,
-    peaks,
-    totals,
-    output,  # [T, heads, SIZE]
-    first_row,
-    heads: tl.constexpr,
-    size: tl.constexpr,
-    padded_size: tl.constexpr,
-    merged: tl.constexpr,
-    block: tl.constexpr,
-    short_splits: tl.constexpr,
-    long_split: tl.constexpr,
-    overlap: tl.constexpr,
-):
-    row = first_row + tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    column = tl.arange(0, padded_size)
-    inside = column < size
-    wait_for_inputs(overlap)
-    last = tl.load(positions + row)
-    far = last - short_splits * block
-    count = tl.where(far < 0, last // block, short_splits + far // long_split) + 1
-    first = tl.load(split_starts + row).to(tl.int64)
-    most = -float("inf")
-    total = 0.0
-    result = tl.zeros((padded_size,), tl.float32)
-    for start in range(0, count, merged):
-        split = start + tl.arange(0, merged)
-        there = split < count
-        entry = (first + split) * heads + head
-        peak = tl.load(peaks + entry, mask=there, other=float("-inf"))
-        part = tl.load(sums + entry[:, None] * size + column[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        highest = tl.maximum(most, tl.max(peak))
-        old, new = tl.exp2(most - highest), tl.exp2(peak - highest)
-        total = total * old + tl.sum(tl.load(totals + entry, mask=there, other=0.0) * new)
-        result = result * old + tl.sum(part * new[:, None], axis=0)
-        most = highest
-    tl.store(output + (row * heads + head) * size + column, (result / total).to(output.dtype.element_ty), mask=inside)
-
-
-class Workspace:
-    """What the splits leave for the merge: room for so many `entries`, one for a split of a row."""
-
-    def __init__(self, entries: int, heads: int, size: int, device: torch.device) -> None:
-        self.sums = torch.empty(entries, heads, size, dtype=torch.float32, device=device)
-        self.peaks = torch.empty(entries, heads, dtype=torch.float32, device=device)
-        self.totals = torch.empty_like(self.peaks)
+    if merge:
+        kept = valid
+        if spread:
+            counts = tl.where(valid, splits_of(last, block, short_splits, long_split), 0)
+            own = tl.maximum(tl.minimum(end, counts) - begin, 0)
+            counter = arrived + entry * heads + head
+            tl.debug_barrier()  # all threads have written their share
+            before = tl.atomic_add(counter, own, mask=own > 0, sem="acq_rel", scope="gpu")
+            kept = (own > 0) & (before + own == counts)
+            tl.debug_barrier()  # no thread reads before those that look whether all is there
+            if tl.max(kept.to(tl.int32)) > 0:
+                all_result = merged_splits(
+                    sums, peaks, totals, entry, head, counts, heads, size, padded_size, height, together
+                )
+                tl.store(counter, 0, mask=kept)
+        else:
+            all_result = all_result / all_total[:, None]
+        tl.store(output + at, all_result.to(output.dtype.element_ty), mask=kept[:, None] & inside[None, :])
 
 
 def attend(query: Tensor, kv: LayerKv, plan: Plan, workspace: Workspace, scaling: float, output: Tensor) -> None:
@@ -216,14 +214,17 @@ def attend(query: Tensor, kv: LayerKv, plan: Plan, workspace: Workspace, scaling
         **overlap_options(query.device),
     }
     memory = (plan.split_starts, workspace.sums, workspace.peaks, workspace.totals)
+    height = tile_height(heads // kv_heads)
     for part in plan.slices:
         lanes = max(1, min(PROGRAMS // (part.tiles * kv_heads), MOST_LANES))
         _attend_splits[(part.tiles, kv_heads, lanes)](
             query, kv.keys, kv.values, plan.positions, plan.tree_starts, plan.paths, plan.row_tables, plan.tables,
-            plan.tile_rows, plan.tile_counts, plan.tile_begins, plan.tile_ends, *memory, scaling * LOG2_E,
-            part.first_tile, kv_heads=kv_heads, shared_by=heads // kv_heads, height=tile_height(heads // kv_heads),
-            block_size=plan.block_size, path_length=DEEPEST, num_warps=WARPS, num_stages=STAGES, **common,
+            plan.tile_rows, plan.tile_counts, plan.tile_begins, plan.tile_ends, *memory, workspace.arrived,
+            output, scaling * LOG2_E, part.first_tile, kv_heads=kv_heads, shared_by=heads // kv_heads, height=height,
+            block_size=plan.block_size, path_length=DEEPEST, merge=MERGED_BY_LAST, together=TOGETHER, num_warps=WARPS,
+            num_stages=STAGES, **common,
         )  # fmt: skip
-        _merge_splits[(part.rows, heads)](
-            plan.positions, *memory, output, part.first_row, heads=heads, merged=MERGED, num_warps=2, **common
-        )
+        if not MERGED_BY_LAST:
+            merge_apart[(part.rows, heads)](
+                plan.positions, *memory, output, part.first_row, heads=heads, together=TOGETHER, num_warps=2, **common
+            )

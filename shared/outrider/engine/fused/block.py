@@ -1,4 +1,4 @@
-"""One decoder layer of the Llama-like families, in ten kernels."""
+"""One decoder layer of the Llama-like families, in eight to ten kernels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.engine.fused.attend import Workspace, attend
-from outrider.engine.fused.gate import gated
+from outrider.engine.fused.attend import attend
+from outrider.engine.fused.gated_product import with_gate
+from outrider.engine.fused.merging import Workspace
 from outrider.engine.fused.norm import AddNorm
 from outrider.engine.fused.plan import Plan
 from outrider.engine.fused.product import MakeProduct
@@ -49,7 +50,7 @@ class Block:
         self._head_norm = _head_norm(attention)
         self._output = product(attention.o_proj.weight.detach())
         self._mlp_norm = add_norm(layer.post_attention_layernorm)
-        self._gate_up = product(_joined((mlp.gate_proj, mlp.up_proj)))
+        self._gate_up = with_gate(product(_joined((mlp.gate_proj, mlp.up_proj))))
         self._down = product(mlp.down_proj.weight.detach())
 
     def __call__(self, branch: Tensor | None, plan: Plan, buffers: Buffers) -> Tensor:
@@ -64,7 +65,7 @@ class Block:
         branch = self._output(attended.view(rows, -1), buffers.branch)
         self._mlp_norm(residual, branch, normed)
         activated = buffers.activated[:rows]
-        gated(self._gate_up(normed, buffers.projected), activated)
+        self._gate_up(normed, buffers.projected, activated)
         return self._down(activated, buffers.branch)
 
     @property

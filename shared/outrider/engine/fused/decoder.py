@@ -15,8 +15,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from outrider.engine.fused.attend import Workspace
 from outrider.engine.fused.block import Block, Buffers, add_norm
+from outrider.engine.fused.merging import Workspace
 from outrider.engine.fused.plan import Plan
 from outrider.engine.fused.product import MakeProduct, Product, exact_product
 from outrider.engine.fused.rotary import RotaryTables

@@ -12,6 +12,14 @@ BLOCK = 1024
 
 
 @triton.jit
+def silu_times(gate, up, kind: tl.constexpr):
+    """SiLU(gate) * up of float32 sums, each step rounded to `kind` as where a kernel of its own computes it."""
+    gate, up = gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
+    return (activated * up).to(kind)
+
+
+@triton.jit
 def _gated(
     parts,  # [PARTS, T, 2 * N]: gate, then up
     output,  # [T, N]
@@ -31,10 +39,7 @@ def _gated(
         source = parts + part * part_stride + row * 2 * size + column
         gate += tl.load(source, mask=inside, other=0.0).to(tl.float32)
         up += tl.load(source + size, mask=inside, other=0.0).to(tl.float32)
-    kind = output.dtype.element_ty
-    gate, up = gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
-    tl.store(output + row * size + column, (activated * up).to(kind), mask=inside)
+    tl.store(output + row * size + column, silu_times(gate, up, output.dtype.element_ty), mask=inside)
 
 
 def gated(parts: Tensor, output: Tensor) -> None:

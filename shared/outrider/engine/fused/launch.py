@@ -3,6 +3,10 @@
 With programmatic dependent launch (PDL), a kernel's blocks are set up while its predecessor's last blocks still run.
 `wait_for_inputs` is where it then waits for the predecessor's results. Every kernel of the pass calls it, in every
 block, before it touches anything a predecessor writes or reads; so what holds for neighbours holds for the whole chain.
+
+What was written before the pass began (weights, the plan, tables of the rotary embedding) may be read before that wait:
+a pass begins with a kernel that is launched without overlap, the look-up of the embeddings. Such a kernel calls
+`let_next_start` first, and `wait` once it has read them.
 """
 
 from __future__ import annotations
@@ -21,6 +25,28 @@ def wait_for_inputs(overlap: tl.constexpr) -> None:
     if overlap:
         gdc_launch_dependents()
         gdc_wait()
+
+
+@triton.jit
+def let_next_start(overlap: tl.constexpr) -> None:
+    """Let the kernel after this one be set up."""
+    if overlap:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait(overlap: tl.constexpr) -> None:
+    """Wait for the kernel before this one."""
+    if overlap:
+        gdc_wait()
+
+
+@triton.jit
+def fetch(address):
+    """Ask for the cache line at `address` to be brought into the second-level cache."""
+    return tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 def overlap_options(device: torch.device) -> dict[str, Any]:

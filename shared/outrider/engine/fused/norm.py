@@ -30,8 +30,8 @@ def _add_norm(
     column = tl.arange(0, padded)
     inside = column < size
     scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    wait_for_inputs(overlap)
     row = tl.load(rows + program).to(tl.int64) if gather else program
+    wait_for_inputs(overlap)
     total = tl.load(residual + row * size + column, mask=inside, other=0.0).to(tl.float32)
     if part_count > 0:
         branch = tl.zeros((padded,), tl.float32)

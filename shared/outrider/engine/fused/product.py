@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider.engine.fused.launch import overlap_options
+from outrider.engine.fused.launch import fetch, overlap_options
 
 
 class Product(Protocol):
@@ -42,14 +42,6 @@ class LibraryProduct:
         output = memory.view(self._weight.dtype)[: len(x) * self._weight.shape[1]].view(len(x), -1)
         torch.mm(x, self._weight, out=output)
         return output[None]
-
-
-@triton.jit
-def _fetch(address):
-    """Ask for the cache line at `address` to be brought into the second-level cache."""
-    return tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit(do_not_specialize=["rows"])  # else a new number of rows could mean to compile it again, in mid-service
@@ -79,7 +71,7 @@ def _stream(
         if ahead > 0:
             line = tl.arange(0, block_depth // 64) * 64
             for block in tl.static_range(ahead):
-                _fetch(source + block * block_depth + line[None, :])
+                fetch(source + block * block_depth + line[None, :])
         gdc_wait()
     within = row < rows
     total = tl.zeros((block_columns, block_rows), tl.float32)
@@ -142,22 +134,22 @@ class StreamProduct:
     def __init__(self, weight: Tensor, tile: Tile | None = None, *, whole: bool = False) -> None:
         """`tile`: the one to use for any number of rows, to measure it. `whole`: do not cut the sums."""
         columns, depth = weight.shape
-        self._parts = 1 if whole else parts_of(columns, depth)
-        self._kind = torch.float32 if self._parts > 1 else weight.dtype
-        self.row_bytes = columns * self._parts * self._kind.itemsize
-        self._weight = weight
+        self.parts = 1 if whole else parts_of(columns, depth)
+        self._kind = torch.float32 if self.parts > 1 else weight.dtype
+        self.row_bytes = columns * self.parts * self._kind.itemsize
+        self.weight = weight
         self._tile = tile
         self._options: dict[str, Any] = overlap_options(weight.device)
 
     def __call__(self, x: Tensor, memory: Tensor) -> Tensor:
         """See `Product`. The parts are float32 unless there is one only."""
         rows, depth = x.shape
-        columns, parts = len(self._weight), self._parts
+        columns, parts = len(self.weight), self.parts
         tile = self._tile or tile_for(rows, columns, depth, parts)
         output = memory.view(self._kind)[: parts * rows * columns].view(parts, rows, columns)
         _stream[(triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns), parts)](
             x,
-            self._weight,
+            self.weight,
             output,
             rows,
             columns,
@@ -182,12 +174,12 @@ class FastestProduct:
     """One kind for up to `FEW_ROWS` rows, another for more: a row's last bits may depend on how many there are."""
 
     def __init__(self, few: Product, many: Product) -> None:
-        self._few, self._many = few, many
+        self.few, self.many = few, many
         self.row_bytes = max(few.row_bytes, many.row_bytes)
 
     def __call__(self, x: Tensor, memory: Tensor) -> Tensor:
         """See `Product`."""
-        return (self._few if len(x) <= FEW_ROWS else self._many)(x, memory)
+        return (self.few if len(x) <= FEW_ROWS else self.many)(x, memory)
 
 
 class MakeProduct(Protocol):

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.engine.fused.launch import overlap_options, wait_for_inputs
+from outrider.engine.fused.launch import let_next_start, overlap_options, wait
 from outrider.engine.kv import LayerKv
 
 MANY_ROWS = 16
@@ -48,7 +48,12 @@ def _rotate_and_store(
     inside = (column < half) & (head < heads + 2 * kv_heads)
     kind = query.dtype.element_ty
     is_query, is_value = head < heads, head >= heads + kv_heads
-    wait_for_inputs(overlap)
+    let_next_start(overlap)
+    position = tl.load(positions + row).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    cosine = tl.load(cosines + position * half + column, mask=column < half, other=0.0)
+    sine = tl.load(sines + position * half + column, mask=column < half, other=0.0)
+    wait(overlap)
     first = tl.zeros((heads_each, padded_half), tl.float32)
     second = tl.zeros((heads_each, padded_half), tl.float32)
     source = row * (heads + 2 * kv_heads) * size + head * size + column
@@ -67,12 +72,8 @@ def _rotate_and_store(
         scale_first, scale_second = tl.load(weight, mask=inside), tl.load(weight + half, mask=inside)
         first = ((first / length).to(kind).to(tl.float32) * scale_first.to(tl.float32)).to(kind).to(tl.float32)
         second = ((second / length).to(kind).to(tl.float32) * scale_second.to(tl.float32)).to(kind).to(tl.float32)
-    position = tl.load(positions + row).to(tl.int64)
-    cosine = tl.load(cosines + position * half + column, mask=column < half, other=0.0)
-    sine = tl.load(sines + position * half + column, mask=column < half, other=0.0)
     first, second = first * cosine - second * sine, second * cosine + first * sine
     first, second = tl.where(is_value, plain_first, first).to(kind), tl.where(is_value, plain_second, second).to(kind)
-    slot = tl.load(slots + row).to(tl.int64)
     to_query = query + (row * heads + head) * size + column
     to_key = keys + (slot * kv_heads + head - heads) * size + column
     to_value = values + (slot * kv_heads + head - heads - kv_heads) * size + column
