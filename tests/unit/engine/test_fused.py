@@ -163,3 +163,36 @@ def test_what_is_drafted_ahead_is_drawn_without_the_host_between(tiny_model: Tin
         grown.append(grow.call_count)
     assert answers[0] == answers[1]
     assert grown[0] == 1 < grown[1]  # the general path declines each time
+
+
+def test_a_guess_and_what_is_drafted_ahead_share_their_passes(tiny_model: TinyModel) -> None:
+    """Their first tokens come from the kernels too, with one wait for both."""
+    ours, theirs = both_engines(tiny_model("llama"))
+    base, in_flight = len(PROMPT), TokenTree.chain((40,))
+    items = [
+        DraftAhead(Key(1, 1, base), base, (), in_flight, 2, (1, 1)),
+        Propose(Key(2, 1, base), base, (), 3, (0, 1)),
+    ]
+    answers = []
+    for engine in (ours, theirs):
+        draft = Draft(DraftCore(engine, max_proposal=15, lease_s=60))
+        calls = {name: mock.Mock(wraps=getattr(engine, name)) for name in ("rank", "grow", "chains", "forward")}
+        draft.open(1, PROMPT, Rule.MATCH, {"temperature": 0.8})
+        draft.open(2, PROMPT, Rule.MATCH, {"temperature": 0.8})
+        for name, call in calls.items():
+            setattr(engine, name, call)
+        if engine is theirs:
+            answers.append({reply.key.session: reply for reply in draft.run(*items)})
+            continue
+        with mock.patch("outrider.engine.draft.rank_rows", side_effect=AssertionError):
+            answers.append({reply.key.session: reply for reply in draft.run(*items)})
+        assert {name: call.call_count for name, call in calls.items()} == {
+            "rank": 1,
+            "grow": 1,
+            "chains": 0,
+            "forward": 1,
+        }
+    assert answers[0][1] == answers[1][1]
+    guesses = [found[2].proposal.tree for found in answers]
+    assert guesses[0].parents == guesses[1].parents
+    assert guesses[0].tokens[:3] == guesses[1].tokens[:3]  # the sibling may be passed over: see GROUPS

@@ -29,10 +29,12 @@ def test_the_same_tokens_as_the_tensors(temperature: float, dtype: torch.dtype) 
     entries = [Row(state, state.length, (1,) * (row % 3)) for row, state in enumerate(states)]
     decide = _decide_greedy if temperature == 0.0 else lambda logits, rows: _decide_sampled(logits, rows, [])
     expected = decide(logits, entries)
-    keys = torch.from_numpy(plain_keys(states)).to(DEVICE)
+    room = torch.full((6, rows + 4), 77, dtype=torch.int32, device=DEVICE)  # rows of keys and output may lie apart
+    keys, output = room[:4, :rows], room[4:, :rows]
+    keys.copy_(torch.from_numpy(plain_keys(states)))
     positions = torch.tensor([entry.position for entry in entries], dtype=torch.int32, device=DEVICE)
-    output = torch.empty(2, rows, dtype=torch.int32, device=DEVICE)
     draw_into(output, logits, keys, positions - 3, 3, DrawMemory(rows, WIDTH, DEVICE))
+    assert (room[:, rows:] == 77).all()
     assert output[0].tolist() == expected.tokens.tolist()
     assert output[1].view(torch.float32).tolist() == expected.scores.tolist()
 
