@@ -88,8 +88,7 @@ class Foresight:
         if self._branches is None:
             tokens = session.history[len(session.sequence.cached) :]
             return Feed(session.sequence, tuple(tokens), self._in_flight)
-        (feed,) = self.growth(session).feeds(1)
-        return feed
+        return self.growth(session).feed(0)
 
     @property
     def steps_left(self) -> int:

@@ -55,14 +55,11 @@ class Growth:
         later = range(len(tree), len(tree) + (len(rows) - 1) * size)  # each continues the one of its branch before it
         return TokenTree((*tree.tokens, *chain.from_iterable(rows)), (*tree.parents, *self.parents, *later))
 
-    def feeds(self, steps: int) -> list[Feed]:
-        """One for each of `steps` passes; ids that are not known yet are 0."""
-        there, size = len(self.sequence.tree), len(self.newest)
-        tree = self.grown([self.newest, *[(0,) * size] * (steps - 1)])
-        return [
-            Feed(self.sequence, (), tree.truncated(there + (step + 1) * size), grown=there + step * size)
-            for step in range(steps)
-        ]
+    def feed(self, step: int) -> Feed:
+        """Of the pass after so many others; ids that are not known yet are 0."""
+        size = len(self.newest)
+        tree = self.grown([self.newest, *[(0,) * size] * step])
+        return Feed(self.sequence, (), tree, grown=len(tree) - size)
 
 
 class Runner(Protocol):

@@ -17,9 +17,10 @@ from outrider.acceptance.tree import TokenTree
 from outrider.engine.batch import Feed
 from outrider.engine.draft import DraftCore
 from outrider.engine.fused import runner as module
+from outrider.engine.fused.borders import TALL_FROM
 from outrider.engine.fused.layout import Layout
 from outrider.engine.fused.plan import Plan, Shape
-from outrider.engine.fused.runner import GRAPH_ROWS, FusedRunner, graph_shape, tile_counts
+from outrider.engine.fused.runner import GRAPH_ROWS, FusedRunner, graph_shape, tall_counts, tile_counts
 from outrider.protocol.items import DraftAhead, Key, Propose
 from tests.conftest import TinyModel
 from tests.tiny_models import VOCABULARY_SIZE
@@ -30,6 +31,19 @@ from tests.unit.engine.test_fused_layout import feeds
 
 def recorded_shapes(tile_rows: int) -> set[Shape]:
     return {Shape(rows, tiles, rows) for rows in GRAPH_ROWS for tiles in tile_counts(rows, tile_rows)}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=50), st.sampled_from([1, 2, 4, 5, 16]))
+def test_a_recorded_shape_holds_any_pass_of_tall_tiles(counts: list[int], tile_rows: int) -> None:
+    rows, height = sum(counts), 2 * tile_rows
+    if not max(TALL_FROM, tile_rows * len(counts) + 1) <= rows <= GRAPH_ROWS[-1]:
+        return
+    tiles = sum(-(-count // height) for count in counts)
+    shape = graph_shape(rows, tiles, height, tall=True)
+    assert shape.tall
+    assert shape.tiles >= tiles
+    assert shape.tiles in tall_counts(shape.rows, height)
 
 
 @settings(max_examples=150, deadline=None)
@@ -94,7 +108,8 @@ def test_none_is_recorded_while_sessions_look_ahead(tiny_model: TinyModel, monke
     fused.record()
     draft = Draft(DraftCore(engine, max_proposal=31, lease_s=60))
     at_start, numbers = recorder.count, random.Random(3)
-    assert at_start == len(recorded_shapes(fused._plans.tile_rows)) + len(GRAPH_ROWS)
+    tall = [tiles for rows in GRAPH_ROWS if rows >= TALL_FROM for tiles in tall_counts(rows, fused._plans.tall_rows)]
+    assert at_start == len(recorded_shapes(fused._plans.tile_rows)) + len(tall) + len(GRAPH_ROWS)
     shapes.clear()
     base = len(PROMPT)
     for number in range(1, 5):

@@ -92,6 +92,7 @@ class Draws:
         self._host_given = torch.zeros(KEY_WORDS + 1, rows, dtype=torch.int32, pin_memory=pinned)
         self._drawn = torch.zeros(2 + MOST_BESIDE, rows, dtype=torch.int32, device=device)
         self._host_found = torch.zeros(COMMON_STEPS * (2 + MOST_BESIDE) * rows, dtype=torch.int32, pin_memory=pinned)
+        self._arrived: torch.cuda.Event | None = None
         self.memory = DrawMemory(rows, width, device)
 
     def keys(self, rows: int) -> Tensor:
@@ -125,7 +126,9 @@ class Draws:
         host = (self._host_found[:size] if common else found.new_empty(size, device="cpu")).view(found.shape)
         host.copy_(found, non_blocking=True)
         if found.is_cuda:
-            torch.cuda.current_stream(found.device).synchronize()
+            self._arrived = self._arrived or torch.cuda.Event()
+            self._arrived.record()
+            self._arrived.synchronize()
         numbers = host.numpy()[:, :, :rows]
         ranked = [[(token, *beside) for token, _, *beside in step] for step in numbers.transpose(0, 2, 1).tolist()]
         if numbers[:, 2:].min() == NOTHING:

@@ -84,15 +84,14 @@ class FusedRunner:
         """See `Runner`. The host writes the plan of a pass while the one before runs, and waits once, at the end."""
         counts = [len(growth.newest) for growth in growths]
         count = sum(counts)
-        passes = list(zip(*(growth.feeds(steps) for growth in growths), strict=True))
-        if count > MOST_SESSIONS or not self._plans.fits(passes[-1]):
+        if count > MOST_SESSIONS or not self._plans.fits([growth.feed(steps - 1) for growth in growths]):
             return None
         draws = self._draws or self.prepare_chains()
         draws.set_keys([growth.state for growth in growths], counts)
         found = draws.room(steps, count)
         ids: Tensor | None = None  # the first pass's are known
-        for feeds, drawn in zip(passes, found[:, :, :count], strict=True):
-            plan, logits = self._launch(feeds, ids)
+        for step, drawn in enumerate(found[:, :, :count]):
+            plan, logits = self._launch([growth.feed(step) for growth in growths], ids)
             draw_into(drawn, self._named(logits), draws.keys(count), plan.positions, 1, draws.memory)
             ids = drawn[0]
         return draws.collected(found, count)
