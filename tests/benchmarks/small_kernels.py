@@ -71,7 +71,7 @@ class Cache:
             sequence.cached = [0] * context
         feeds = [Feed(each, [1], TokenTree.chain([1] * (rows - 1)) if rows > 1 else NO_TREE) for each in sequences]
         layout = self.plans.lay_out(feeds)
-        found = self.plans.fill(layout, Shape(len(layout), layout.most_tiles, len(layout)))
+        found = self.plans.fill(layout, Shape(len(layout), layout.most_tiles, len(layout), layout.tall))
         assert len(found.slices) == 1
         for sequence in sequences:
             sequence.close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.batch import Feed
 from outrider.engine.blocks import BlockPool
-from outrider.engine.fused.borders import LONG_SPLIT, SHORT_SPLITS
+from outrider.engine.fused.borders import LONG_SPLIT, SHORT_SPLITS, TALL_FROM
 from outrider.engine.fused.layout import CHAIN
 from outrider.engine.fused.plan import Plan, Shape
 from outrider.engine.fused.slices import Slice
@@ -83,18 +83,21 @@ def expected_rows(feed: Feed) -> list[dict[str, Any]]:
     return rows
 
 
-def expected_tiles(rows: list[dict[str, Any]], first: int) -> list[tuple[int, int, int, int]]:
-    """First row, rows, first split, one after the last split: the tiles of a feed's `rows`, from row `first` on."""
+def expected_tiles(rows: list[dict[str, Any]], first: int, height: int) -> list[tuple[int, int, int, int]]:
+    """First row, rows, first split, one after the last split: the tiles of a feed's `rows`, from row `first` on.
+
+    They have up to `height` rows.
+    """
     alone = [place for place, row in enumerate(rows) if row["path"] is not None]
     chain = len(rows) - len(alone)
     tiles = [
-        (first + place, min(ROWS_PER_TILE, chain - place), 0, split_of(rows[min(place + 3, chain - 1)]["position"]) + 1)
-        for place in range(0, chain, ROWS_PER_TILE)
+        (first + place, min(height, chain - place), 0, split_of(rows[min(place + height, chain) - 1]["position"]) + 1)
+        for place in range(0, chain, height)
     ]
     for place in alone:
         shared = split_of(rows[place]["start"])
-        if shared and (place - chain) % ROWS_PER_TILE == 0:
-            tiles.append((first + place, min(ROWS_PER_TILE, len(rows) - place), 0, shared))
+        if shared and (place - chain) % height == 0:
+            tiles.append((first + place, min(height, len(rows) - place), 0, shared))
         tiles.append((first + place, 1, shared, split_of(rows[place]["position"]) + 1))
     return tiles
 
@@ -117,7 +120,10 @@ def check(plan: Plan, batch: list[Feed], entries: int) -> None:
     by_feed = [expected_rows(feed) for feed in batch]
     rows = [row for each in by_feed for row in each]
     starts = [sum(map(len, by_feed[:number])) for number in range(len(batch))]
-    tiles = [tile for each, first in zip(by_feed, starts, strict=True) for tile in expected_tiles(each, first)]
+    many = len(rows) >= TALL_FROM and len(rows) > ROWS_PER_TILE * len(batch)
+    tall = many and all(feed.tree.is_chain for feed in batch)
+    height = 2 * ROWS_PER_TILE if tall else ROWS_PER_TILE
+    tiles = [tile for each, first in zip(by_feed, starts, strict=True) for tile in expected_tiles(each, first, height)]
 
     def section(values: list[int], room: int, rest: int = 0) -> list[int]:
         return values + [rest] * (room - len(values))
@@ -165,7 +171,7 @@ def test_every_integer_of_a_pass(batch: list[Feed], spare: int, small: bool) -> 
     buffer, entries = (SMALL, 700) if small else (LARGE, 6000)
     layout = buffer.lay_out(batch)
     assert len(layout) == sum(map(len, batch))
-    shape = Shape(len(layout) + spare, layout.most_tiles + spare, len(layout.logit_rows) + spare)
+    shape = Shape(len(layout) + spare, layout.most_tiles + spare, len(layout.logit_rows) + spare, layout.tall)
     check(buffer.fill(layout, shape), batch, entries)
 
 

@@ -88,7 +88,7 @@ def test_every_row_sees_its_own_keys_once_and_in_order(seed: int) -> None:
     feeds = some_feeds(seed)
     buffer = make_buffer()
     layout = buffer.lay_out(feeds)
-    shape = Shape(len(layout) + 3, layout.most_tiles + 2, 600)
+    shape = Shape(len(layout) + 3, layout.most_tiles + 2, 600, layout.tall)
     plan = buffer.fill(layout, shape)
     assert len(plan.slices) == 1
     splits: dict[int, dict[int, list[int]]] = {}
@@ -118,7 +118,7 @@ def test_slices_hold_what_the_workspace_does(seed: int) -> None:
     feeds = some_feeds(seed)
     buffer = make_buffer(split_entries=1400)
     layout = buffer.lay_out(feeds)
-    shape = Shape(len(layout), layout.most_tiles, 600)
+    shape = Shape(len(layout), layout.most_tiles, 600, layout.tall)
     plan = buffer.fill(layout, shape)
     slices = plan.slices
     assert [part.first_row for part in slices] == [0, *np.cumsum([part.rows for part in slices])[:-1].tolist()]

@@ -214,7 +214,7 @@ def attend(query: Tensor, kv: LayerKv, plan: Plan, workspace: Workspace, scaling
         **overlap_options(query.device),
     }
     memory = (plan.split_starts, workspace.sums, workspace.peaks, workspace.totals)
-    height = tile_height(heads // kv_heads)
+    height = tile_height(heads // kv_heads, tall=plan.shape.tall)
     for part in plan.slices:
         lanes = max(1, min(PROGRAMS // (part.tiles * kv_heads), MOST_LANES))
         _attend_splits[(part.tiles, kv_heads, lanes)](

@@ -30,6 +30,15 @@ MOST_NODES = 128
 TILE_HEIGHT = 16
 """Rows of a tile's matrix products, unless more heads than that share a key."""
 
+TALL_HEIGHT = 32
+"""Of a pass with many rows a session: keys are read half as often. In one of few rows too few programs would be left.
+
+A row's bits are the same in both: its sums over positions and over numbers of a key are cut and ordered alike.
+"""
+
+TALL_FROM = 64
+"""Rows from which on a pass may have tall tiles."""
+
 Ints = NDArray[Any]
 """Integers."""
 
@@ -51,11 +60,11 @@ def split_end(split: int) -> int:
     return min(split + 1, SHORT_SPLITS) * BLOCK + max(split + 1 - SHORT_SPLITS, 0) * LONG_SPLIT
 
 
-def tile_height(shared_by: int) -> int:
+def tile_height(shared_by: int, *, tall: bool = False) -> int:
     """Rows of a tile's matrix products, where each key is shared by so many heads."""
-    return max(TILE_HEIGHT, 1 << (shared_by - 1).bit_length())
+    return max(TALL_HEIGHT if tall else TILE_HEIGHT, 1 << (shared_by - 1).bit_length())
 
 
-def rows_per_tile(shared_by: int) -> int:
+def rows_per_tile(shared_by: int, *, tall: bool = False) -> int:
     """Most positions of one session that a tile holds."""
-    return tile_height(shared_by) // shared_by
+    return tile_height(shared_by, tall=tall) // shared_by

@@ -39,6 +39,7 @@ class Layout:
         self.logit_rows: list[int] = []
         self.tables = array("i", (spare_block,))
         self.paths: list[tuple[int, list[list[int]]]] = []  # first row of a tree that branches, and each row's path
+        self.tall = False  # whether tiles have been joined
         self.splits = 0  # of all rows
         self.most_tiles = 0  # never less than there are, and no more because a session has become longer
         for feed in feeds:
@@ -47,6 +48,24 @@ class Layout:
     def __len__(self) -> int:
         """How many rows there are."""
         return len(self.ids)
+
+    def join_tiles(self, height: int) -> None:
+        """Let tiles have up to `height` positions of a session, unless a tree branches: its tiles have a row each."""
+        if self.paths:
+            return
+        rows, counts, ends = [-1], [0], [0]
+        for row, count, end in zip(self.tile_rows, self.tile_counts, self.tile_ends, strict=True):
+            fits = row == rows[-1] + counts[-1] and counts[-1] + count <= height
+            if fits and self.row_tables[row] == self.row_tables[rows[-1]]:
+                counts[-1] += count
+                ends[-1] = end
+            else:
+                rows.append(row)
+                counts.append(count)
+                ends.append(end)
+        self.tile_rows, self.tile_counts, self.tile_ends = rows[1:], counts[1:], ends[1:]
+        self.most_tiles = len(self.tile_rows)
+        self.tall = True
 
     def sections(self) -> dict[str, list[int]]:
         """What the sections before the block tables begin with, by name."""

@@ -34,7 +34,8 @@ def fold(most, total, result, peak, part_total, part):
     The multiplications that are fused with additions are said: the compiler may choose otherwise in each kernel.
     """
     highest = tl.maximum(most, peak)
-    old, new = tl.exp2(most - highest), tl.exp2(peak - highest)
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    old, new = tl.exp2(most - base), tl.exp2(peak - base)
     total = tl.fma(total, old, part_total * new)
     result = tl.fma(result, old[:, None], part * new[:, None])
     return highest, total, result

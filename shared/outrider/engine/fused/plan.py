@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.batch import Feed
-from outrider.engine.fused.borders import DEEPEST, rows_per_tile, split_at, split_end
+from outrider.engine.fused.borders import DEEPEST, TALL_FROM, rows_per_tile, split_at, split_end
 from outrider.engine.fused.layout import CHAIN, Layout
 from outrider.engine.fused.slices import Slice, cut
 from outrider.engine.fused.staged import Staged
@@ -35,6 +35,7 @@ class Shape:
     rows: int
     tiles: int
     logit_rows: int
+    tall: bool = False  # see `outrider.engine.fused.borders.TALL_HEIGHT`
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class PlanBuffer:
         """
         self._split_entries = split_entries
         self.tile_rows = rows_per_tile(shared_by)
+        self.tall_rows = rows_per_tile(shared_by, tall=True)
         self._table_entries = table_entries
         self._block_size = block_size
         self._spare = spare_block
@@ -116,11 +118,15 @@ class PlanBuffer:
         return -(-(len(feed.sequence.cached) + feed.grown + len(feed)) // self._block_size)
 
     def lay_out(self, feeds: Sequence[Feed]) -> Layout:
-        """The rows of a pass over `feeds`."""
-        return Layout(feeds, block_size=self._block_size, spare_block=self._spare, tile_height=self.tile_rows)
+        """The rows of a pass over `feeds`, in tall tiles if they are many, and more a session than others hold."""
+        layout = Layout(feeds, block_size=self._block_size, spare_block=self._spare, tile_height=self.tile_rows)
+        if len(layout) >= max(TALL_FROM, self.tile_rows * len(feeds) + 1) and self.tall_rows > self.tile_rows:
+            layout.join_tiles(self.tall_rows)
+        return layout
 
     def fill(self, layout: Layout, shape: Shape) -> Plan:
         """Write the rows into the sections for `shape`, which must have room for them. The pass over them."""
+        assert shape.tall or not layout.tall
         sections, values, slices = self._sections(shape), layout.sections(), None
         if layout.splits > self._split_entries:
             slices, values["split_starts"] = cut(layout, self._split_entries)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outrider.engine.batch import Feed
 from outrider.engine.draft_vocabulary import DraftVocabulary, widened
+from outrider.engine.fused.borders import TALL_FROM
 from outrider.engine.fused.capture import recorded
 from outrider.engine.fused.decoder import FusedDecoder
 from outrider.engine.fused.loop import MOST_SESSIONS, Draws, advance
@@ -137,8 +138,10 @@ class FusedRunner:
         if not self._with_graphs:
             return
         for rows in GRAPH_ROWS:
-            for tiles in tile_counts(rows, self._plans.tile_rows):
-                shape = Shape(rows, tiles, rows)
+            shapes = [Shape(rows, tiles, rows) for tiles in tile_counts(rows, self._plans.tile_rows)]
+            if rows >= TALL_FROM and self._plans.tall_rows > self._plans.tile_rows:
+                shapes += [Shape(rows, tiles, rows, True) for tiles in tall_counts(rows, self._plans.tall_rows)]
+            for shape in shapes:
                 self._plans.fill_nothing(shape)
                 _, logits = self._graph(shape)
         _compile_draws(self._named(logits))
@@ -149,9 +152,10 @@ class FusedRunner:
         total, tiles, wanted = len(layout), layout.most_tiles, len(layout.logit_rows)
         recorded = self._with_graphs and total <= GRAPH_ROWS[-1]
         if recorded:
-            shape = self.last_shape = graph_shape(total, tiles, self._plans.tile_rows)
+            height = self._plans.tall_rows if layout.tall else self._plans.tile_rows
+            shape = self.last_shape = graph_shape(total, tiles, height, tall=layout.tall)
         else:
-            shape = Shape(total, tiles, wanted)
+            shape = Shape(total, tiles, wanted, layout.tall)
         plan = self._plans.fill(layout, shape)
         if ids is not None:
             plan.ids[:total] = ids
@@ -210,11 +214,18 @@ def tile_counts(rows: int, tile_rows: int) -> tuple[int, ...]:
     return tuple(sorted({_tile_bucket(-(-rows // share)) for share in filled} | {_tile_bucket(2 * rows)}))
 
 
-def graph_shape(rows: int, tiles: int, tile_rows: int) -> Shape:
+@cache
+def tall_counts(rows: int, tall_rows: int) -> tuple[int, ...]:
+    """As `tile_counts`, of tall tiles, which on average are a third full at least: see `PlanBuffer.lay_out`."""
+    filled = (tall_rows, 3 * tall_rows // 4, tall_rows // 2, tall_rows // 3)
+    return tuple(sorted({_tile_bucket(-(-rows // max(share, 1))) for share in filled}))
+
+
+def graph_shape(rows: int, tiles: int, tile_rows: int, *, tall: bool = False) -> Shape:
     """The least recorded shape that holds a pass of so many rows, GRAPH_ROWS[-1] at most, and tiles."""
     room = _bucket(rows)
-    counts = tile_counts(room, tile_rows)
-    return Shape(room, counts[bisect.bisect_left(counts, tiles)], room)
+    counts = tall_counts(room, tile_rows) if tall else tile_counts(room, tile_rows)
+    return Shape(room, counts[bisect.bisect_left(counts, tiles)], room, tall)
 
 
 def _tile_bucket(tiles: int) -> int:
