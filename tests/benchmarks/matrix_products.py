@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.engine.fused.gated_product import GatedProduct, SeparateGate, StreamGated, gated_tile
 from outrider.engine.fused.product import LibraryProduct, Product, StreamProduct, Tile, parts_of, tile_for
 from tests.benchmarks.record import RESULTS, save
 
@@ -99,6 +100,61 @@ def tiles(rows: int, columns: int, depth: int) -> list[Tile]:
     return found
 
 
+class Gated:
+    """A gated product as a `Product`: its result goes to memory of its own."""
+
+    def __init__(self, product: GatedProduct, columns: int) -> None:
+        self._product = product
+        self._columns = columns
+        self.row_bytes = max(product.row_bytes, 1)
+
+    def __call__(self, x: Tensor, memory: Tensor) -> Tensor:
+        """See `Product`."""
+        output = x.new_empty(len(x), self._columns)
+        self._product(x, memory, output)
+        return output[None]
+
+
+def gated_tiles(rows: int) -> list[Tile]:
+    """What is tried for the gated product of so many rows."""
+    height = min(1 << max(rows - 1, 15).bit_length(), 256)
+    shapes = itertools.product({height, min(height, 128)}, (64, 128), (64, 128), (3, 4, 6), (4, 8))
+    return [
+        Tile(tall, width, deep, stages, warps)
+        for tall, width, deep, stages, warps in shapes
+        if (2 * width + tall) * deep * 2 * stages <= 220_000 and 2 * width * tall <= warps * 8192
+    ]
+
+
+def measure_gated(entry: dict[str, Any], tune: Sequence[int]) -> None:
+    """Gate, up and activation in one kernel and in two; that their bits are the same; tiles of the one."""
+    shape = SHAPES["gate_up"]
+    kinds: dict[str, Callable[[Tensor], GatedProduct]] = {
+        "separate": lambda weight: SeparateGate(StreamProduct(weight)), "together": StreamGated
+    }  # fmt: skip
+    weight = random_weight(shape)
+    memory = torch.empty(192 * shape[0] * 2, dtype=torch.uint8, device="cuda")
+    for rows in (1, 17, 64, 192):
+        x = torch.randn(rows, shape[1], dtype=torch.bfloat16, device="cuda")
+        one, two = (Gated(make(weight), shape[0] // 2)(x, memory) for make in kinds.values())
+        assert torch.equal(one, two)
+    for name, make in kinds.items():
+        us = entry[f"{name}_us"] = measure(lambda weight: Gated(make(weight), shape[0] // 2), shape, ROWS)  # noqa: B023
+        print(f"   gated, {name:8} {_row(us)}", flush=True)
+    for rows in tune:
+        found = []
+        for tile in gated_tiles(rows):
+            try:
+                us = measure(lambda weight: Gated(StreamGated(weight, tile), shape[0] // 2), shape, (rows,))  # noqa: B023
+            except Exception as error:  # a tile that does not fit
+                found.append((1e9, repr(error)[:100]))
+                continue
+            found.append((us[str(rows)], str(tile)))
+        entry["tiles"][f"{rows}, gated"] = sorted(found)
+        best = "; ".join(f"{us:.1f} {tile[5:-1]}" for us, tile in sorted(found)[:4])
+        print(f"   {rows:5} rows, gated: {best}  now {str(gated_tile(rows, shape[1]))[5:-1]}", flush=True)
+
+
 def independent(product: Product, depth: int) -> bool:
     """True if row i of 64 has the same bits as among fewer rows, at another place and alone."""
     generator = torch.Generator("cuda").manual_seed(1)
@@ -135,6 +191,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
     parser.add_argument("--tune", nargs="*", type=int, default=[], help="numbers of rows for which tiles are compared")
+    parser.add_argument("--gated-only", action="store_true", help="compare tiles of the gated product only")
     arguments = parser.parse_args()
     rate = read_rate()
     print(f"reads at {rate / 1e9:.0f} GB/s", flush=True)
@@ -152,8 +209,10 @@ def main() -> None:
         }  # fmt: skip
         print(f"{name:16} floor {entry['floor_us']:6.1f}  {entry['rows_independent']}", flush=True)
         print(f"   cublas {_row(entry['cublas_us'])}\n   ours   {_row(entry['ours_us'])}", flush=True)
+        if name == "gate_up":
+            measure_gated(entry, arguments.tune)
         save("matrix_products", result, arguments.out)
-        for rows in arguments.tune:
+        for rows in arguments.tune if not arguments.gated_only else ():
             own = []
             for tile in tiles(rows, *shape):
                 try:

@@ -20,9 +20,10 @@ import torch  # isort: skip
 from outrider.acceptance.tree import TokenTree
 from outrider.engine.blocks import BlockPool
 from outrider.engine.fused import attend as attention
-from outrider.engine.fused import borders, plan
-from outrider.engine.fused.attend import Workspace, attend
+from outrider.engine.fused import plan, rotary
+from outrider.engine.fused.attend import attend
 from outrider.engine.fused.gate import gated
+from outrider.engine.fused.merging import Workspace
 from outrider.engine.fused.norm import AddNorm
 from outrider.engine.fused.plan import PlanBuffer, Shape
 from outrider.engine.fused.rotary import RotaryTables, rotate_and_store
@@ -42,6 +43,13 @@ CASES = [
     (32, 6, 2048),
     (1, 1, 8000),
 ]
+SETTINGS = [
+    (tall, by_last, programs, together)
+    for tall, by_last, programs in itertools.product((False, True), (False, True), (264, 528))
+    for together in ((4, 8) if by_last else (8,))
+]
+"""Of the attention: tall tiles; who merges; programs; splits merged at a time."""
+
 DEVICE = torch.device("cuda")
 
 
@@ -91,6 +99,30 @@ def attention_us(cache: Cache, case: tuple[int, int, int]) -> float:
     return graph_seconds(work, LAUNCHES) * 1e6
 
 
+def between_products_us(cache: Cache, case: tuple[int, int, int]) -> float:
+    """Microseconds of what a layer does besides products, in its order: each kernel is set up during the one before."""
+    found = cache.plan(*case)
+    rows = found.shape.rows
+
+    def like(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.randn(*shape, dtype=dtype, device=DEVICE)
+
+    norm, residual, normed = AddNorm(like(4096), 1e-5), like(rows, 4096), like(rows, 4096)
+    branch, projection = like(4, rows, 4096, dtype=torch.float32), like(4, rows, 6144, dtype=torch.float32)
+    tables = RotaryTables(like(8192, 64, dtype=torch.float32), like(8192, 64, dtype=torch.float32))
+    query, output = like(rows, HEADS, SIZE), like(rows, HEADS, SIZE)
+
+    def work() -> None:
+        for index in range(LAUNCHES):
+            kv = cache.store.layers[index % LAYERS]
+            norm(residual, branch, normed)
+            rotate_and_store(projection, None, None, tables, found.positions, found.slots, query, kv)
+            attend(query, kv, found, cache.workspace, SIZE**-0.5, output)
+            norm(residual, branch, normed)
+
+    return graph_seconds(work, LAUNCHES) * 1e6
+
+
 def others_us(cache: Cache, rows: int) -> dict[str, float]:
     """Microseconds of the other kernels."""
     found = cache.plan(1, rows, 512)
@@ -114,6 +146,10 @@ def others_us(cache: Cache, rows: int) -> dict[str, float]:
         ),
         "gated": lambda: gated(both, activated),
     }
+    if rotary.MANY_ROWS < rows <= 64:
+        works["rotate_and_store, few heads a program"] = patch.object(rotary, "MANY_ROWS", rows)(
+            works["rotate_and_store"]
+        )
     found_us = {}
     for name, work in works.items():
 
@@ -132,7 +168,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     rate = read_rate()
-    result: dict[str, Any] = {"read_bytes_per_second": rate, "others_us": {}, "attention_us": {}, "tuned_us": {}}
+    result: dict[str, Any] = {
+        "read_bytes_per_second": rate, "others_us": {}, "attention_us": {}, "between_products_us": {}, "tuned_us": {}
+    }  # fmt: skip
     cache = Cache()
     for rows in (1, 16, 64, 192):
         result["others_us"][rows] = others_us(cache, rows)
@@ -141,25 +179,21 @@ def main() -> None:
         us = attention_us(cache, case)
         bound = case[0] * case[2] * KV_HEADS * SIZE * 4 / rate * 1e6
         result["attention_us"]["x".join(map(str, case))] = {"us": us, "bound_us": bound}
-        print(case, f"{us:.1f} us, bound {bound:.1f}", flush=True)
+        between = result["between_products_us"]["x".join(map(str, case))] = between_products_us(cache, case)
+        print(case, f"{us:.1f} us, bound {bound:.1f}; between products {between:.1f}", flush=True)
     save("small_kernels", result, arguments.out)
     if arguments.tune:
-        for height, block, stages, warps, programs in itertools.product((16, 32), (64, 128), (2,), (2, 4), (528, 1056)):
+        for tall, by_last, programs, together in SETTINGS:
+            settings = {"MERGED_BY_LAST": by_last, "PROGRAMS": programs, "TOGETHER": together}
             with ExitStack() as stack:
-                for module in (borders, plan, attention):
-                    stack.enter_context(patch.object(module, "BLOCK", block))
-                stack.enter_context(patch.object(borders, "TILE_HEIGHT", height))
-                for name, value in (("STAGES", stages), ("WARPS", warps), ("PROGRAMS", programs)):
-                    stack.enter_context(patch.object(attention, name, value))
-                try:
-                    tuned = Cache()
-                    found = [attention_us(tuned, case) for case in CASES]
-                except Exception as error:  # settings that do not fit
-                    print(height, block, stages, warps, programs, repr(error)[:80], flush=True)
-                    continue
-                name = f"height {height} block {block:3} stages {stages} warps {warps} programs {programs}"
-                result["tuned_us"][name] = found
-                print(f"{name:50}: " + " ".join(f"{us:6.1f}" for us in found), flush=True)
+                stack.enter_context(patch.object(plan, "TALL_FROM", 64 if tall else 1 << 30))
+                for key, value in settings.items():
+                    stack.enter_context(patch.object(attention, key, value))
+                found = [attention_us(cache, case) for case in CASES]
+                between = [between_products_us(cache, case) for case in CASES]
+            name = ", ".join([f"tall {tall}", *(f"{key} {value}" for key, value in settings.items())])
+            result["tuned_us"][name] = {"attention": found, "between_products": between}
+            print(f"{name}\n" + "".join(f"{us:7.1f}" for us in found) + " | " + "".join(f"{us:7.1f}" for us in between))
         save("small_kernels", result, arguments.out)
 
 
