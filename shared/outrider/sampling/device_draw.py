@@ -7,6 +7,7 @@ Plain rows are those that nothing but a temperature shapes, under the rule match
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -147,8 +148,8 @@ def draw_into(output: Tensor, logits: Tensor, keys: Tensor, positions: Tensor, p
     The other B get the next likeliest tokens, or `NOTHING`: of every group that an id can be in (see `GROUPS`) at
     most one is named, so now and then one is passed over. They are guesses beside the drawn one, never drawn.
     `keys` [KEY_WORDS, R] are `plain_keys`; the token of row r stands at `positions[r] + plus`. A score is not finite
-    where nothing can be drawn. Launches two kernels and nothing else, so it can be part of a CUDA graph. Rows of `output`
-    and of `keys` may lie apart.
+    where nothing can be drawn. Launches two kernels and nothing else, so it can be part of a CUDA graph. Rows of
+    `output` and of `keys` may lie apart.
     """
     rows, width = logits.shape
     _best_of_block[(rows, memory.blocks)](
@@ -184,10 +185,18 @@ def plain_keys(states: Sequence[SamplingState]) -> np.ndarray:
     return keys.view(np.int32)
 
 
-def draw(logits: Tensor, states: Sequence[SamplingState], positions: Sequence[int]) -> tuple[list[int], list[float]]:
-    """The tokens of rows of `logits` [R, W], at `positions` [R], and their scores; waits for the device once."""
-    host = np.vstack([plain_keys(states), np.array(positions, np.int32)[None]])
-    device = torch.from_numpy(host).pin_memory().to(logits.device, non_blocking=True)
+def draw(
+    logits: Tensor, states: Sequence[SamplingState], positions: Sequence[Sequence[int]]
+) -> tuple[list[int], list[float]]:
+    """The tokens of rows of `logits` [R, W], and their scores; waits for the device once.
+
+    `positions[i]` are those of the rows of `states[i]`.
+    """
+    host = torch.empty(KEY_WORDS + 1, len(logits), dtype=torch.int32, pin_memory=logits.is_cuda)
+    words = host.numpy()
+    words[:KEY_WORDS] = plain_keys(states).repeat([len(each) for each in positions], axis=1)
+    words[KEY_WORDS] = list(chain.from_iterable(positions))
+    device = host.to(logits.device, non_blocking=True)
     output = torch.empty(2, len(logits), dtype=torch.int32, device=logits.device)
     memory = DrawMemory(len(logits), logits.shape[1], logits.device)
     draw_into(output, logits.contiguous(), device[:KEY_WORDS], device[KEY_WORDS], 0, memory)

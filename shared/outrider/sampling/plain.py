@@ -9,23 +9,25 @@ from importlib.util import find_spec
 from torch import Tensor
 
 from outrider.acceptance.params import Rule
-from outrider.sampling.distribution import Row
 from outrider.sampling.state import SamplingState
 
 MOST_BESIDE = 8
 """Most tokens that those kernels name beside a drawn one."""
 
 
-def draw_plain(logits: Tensor, rows: Sequence[Row]) -> tuple[list[int], list[float]] | None:
-    """Tokens of `rows` of `logits` [R, W], and their scores, not finite where nothing can be drawn.
+def draw_plain(
+    logits: Tensor, states: Sequence[SamplingState], positions: Sequence[Sequence[int]]
+) -> tuple[list[int], list[float]] | None:
+    """Tokens of `logits` [R, W], and their scores, not finite where nothing can be drawn.
 
-    None if some row is not plain, or where there are no kernels for it.
+    `positions[i]` are those of the rows of `states[i]`, one after the other. None if some session's rows are not plain,
+    or where there are no kernels for it.
     """
-    if not (logits.is_cuda and _has_kernels() and all(is_plain(row.state) for row in rows)):
+    if not (logits.is_cuda and _has_kernels() and all(map(is_plain, states))):
         return None
     from outrider.sampling.device_draw import draw
 
-    return draw(logits, [row.state for row in rows], [row.position for row in rows])
+    return draw(logits, states, positions)
 
 
 def is_plain(state: SamplingState) -> bool:

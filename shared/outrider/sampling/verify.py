@@ -40,7 +40,14 @@ class VerifyRows:
         assert self.state.counts is None or self.state.length == self.base_length, "the state was not advanced"
 
     def __len__(self) -> int:
-        return 1 + len(self.proposal)
+        return 1 + len(self.proposal.tree.tokens)
+
+    def positions(self) -> Sequence[int]:
+        """Of the tokens that the rows decide about, in their order."""
+        tree, base = self.proposal.tree, self.base_length
+        if tree.is_chain:
+            return range(base, base + len(self))
+        return [base, *(base + depth for depth in tree.depths())]
 
     def rows(self) -> list[Row]:
         """The rows in the order of the logits."""
@@ -58,13 +65,15 @@ def verify_rows(logits: Tensor, work: Sequence[VerifyRows]) -> list[Verdict]:
     """
     if not work:
         return []
-    rows = [row for entry in work for row in entry.rows()]
-    assert len(rows) == len(logits), f"{len(rows)} rows of work, but {len(logits)} of logits"
+    positions = [entry.positions() for entry in work]
+    total = sum(map(len, positions))
+    assert total == len(logits), f"{total} rows of work, but {len(logits)} of logits"
     requests = list(_logprobs_requests(work))
-    if not requests and (drawn := draw_plain(logits, rows)) is not None:
+    if not requests and (drawn := draw_plain(logits, [entry.state for entry in work], positions)) is not None:
         tokens, scores = drawn
         _check_usable(work, scores)
         return _verdicts(work, tokens, [0.0] * len(tokens), {})
+    rows = [row for entry in work for row in entry.rows()]
     decision = _decide(logits, rows, work)
     wanted = logprobs_of(logits, requests, decision.tokens) if requests else []
     chosen, scores, thresholds, *tables = to_host([decision.tokens, decision.scores, decision.thresholds, *wanted])
@@ -144,14 +153,15 @@ def _logprobs_requests(work: Sequence[VerifyRows]) -> Iterator[LogprobsRequest]:
 
 
 def _check_usable(work: Sequence[VerifyRows], scores: Sequence[float]) -> None:
+    if all(map(math.isfinite, scores)):
+        return
     bad: list[int] = []
     row = 0
     for index, entry in enumerate(work):
         if not all(math.isfinite(score) for score in scores[row : row + len(entry)]):
             bad.append(index)
         row += len(entry)
-    if bad:
-        raise UnusableLogits(bad)
+    raise UnusableLogits(bad)
 
 
 def _verdicts(
@@ -169,7 +179,8 @@ def _verdicts(
             own = _greedy_thresholds(entry, drawn)
         else:
             own = tuple(thresholds[row + 1 : end])
-        verdicts.append(Verdict(drawn, own, tuple(logprobs[i] for i in range(row, end) if i in logprobs)))
+        asked = tuple(logprobs[i] for i in range(row, end) if i in logprobs) if logprobs else ()
+        verdicts.append(Verdict(drawn, own, asked))
         row = end
     return verdicts
 

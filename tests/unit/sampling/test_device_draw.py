@@ -7,11 +7,13 @@ import math
 import pytest
 import torch
 
-from outrider.sampling.device_draw import NOTHING, DrawMemory, draw_into, plain_keys
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
+from outrider.acceptance.tree import TokenTree
+from outrider.sampling.device_draw import NOTHING, DrawMemory, draw, draw_into, plain_keys
 from outrider.sampling.distribution import Row
 from outrider.sampling.draft import DraftRow
 from outrider.sampling.ranking import rank_rows
-from outrider.sampling.verify import _decide_greedy, _decide_sampled
+from outrider.sampling.verify import VerifyRows, _decide_greedy, _decide_sampled
 from tests.interpreter import INTERPRETED
 from tests.unit.sampling.sessions import open_state
 
@@ -37,6 +39,21 @@ def test_the_same_tokens_as_the_tensors(temperature: float, dtype: torch.dtype) 
     assert (room[:, rows:] == 77).all()
     assert output[0].tolist() == expected.tokens.tolist()
     assert output[1].view(torch.float32).tolist() == expected.scores.tolist()
+
+
+def test_rows_of_sessions_are_drawn_at_their_own_positions() -> None:
+    generator = torch.Generator(DEVICE).manual_seed(3)
+    trees = [NO_PROPOSAL.tree, TokenTree.chain((1, 2)), TokenTree((1, 2, 3), (-1, 0, -1))]
+    work = [
+        VerifyRows(state, state.length, Proposal(tree, Source.MODEL))
+        for number, tree in enumerate(trees)
+        for state in [open_state(WIDTH, prompt=(0,) * (number + 1), seed=number + 5, temperature=0.7)]
+    ]
+    logits = torch.randn(sum(map(len, work)), WIDTH, generator=generator, device=DEVICE)
+    expected = _decide_sampled(logits, [row for entry in work for row in entry.rows()], [])
+    tokens, scores = draw(logits, [entry.state for entry in work], [entry.positions() for entry in work])
+    assert tokens == expected.tokens.tolist()
+    assert scores == expected.scores.tolist()
 
 
 def test_of_equals_the_least_id_and_beside_it_the_best_of_other_groups() -> None:
