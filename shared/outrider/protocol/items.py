@@ -53,13 +53,25 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftFirst:
+    """What a verifier that has a draft of its own is to draft and then to verify; `siblings` as in `Propose`."""
+
+    max_tokens: int
+    siblings: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Verify:
-    """Advance, then run the target over the last committed token and every node of the proposal."""
+    """Advance, then run the target over the last committed token and every node of the proposal.
+
+    With `draft_first` the replica makes the proposal by itself; the item has none.
+    """
 
     key: Key
     keep: int
     append: tuple[int, ...]
     proposal: Proposal
+    draft_first: DraftFirst | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +87,23 @@ class Foreseen:
 class FollowUp:
     """What the verifier begins by itself once the round of `key` has ended; the coordinator decides the same.
 
-    A foreseen outcome is followed by a round with its proposal, another one by a plain round if `plainly`, else by
-    nothing. The round begun so answers with its own base length.
+    A foreseen outcome is followed by a round with its proposal, another one by a round of what the replica drafts by
+    itself if there is `draft_first`, or by a plain round if `plainly`, else by nothing. The round begun so answers with
+    its own base length.
     """
 
     key: Key
     foreseen: tuple[Foreseen, ...]
     plainly: bool
+    draft_first: DraftFirst | None = None
 
-    def after(self, outcome: Outcome) -> Proposal | None:
-        """The proposal of the round that follows this outcome; None: none follows."""
+    def after(self, outcome: Outcome) -> Proposal | DraftFirst | None:
+        """What the round that follows this outcome verifies; None: none follows."""
         node = outcome.accepted[-1] if outcome.accepted else ROOT
         for each in self.foreseen:
             if (each.node, each.next_token) == (node, outcome.next_token):
                 return each.proposal
-        return NO_PROPOSAL if self.plainly else None
+        return self.draft_first or (NO_PROPOSAL if self.plainly else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +154,12 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The verdict of one round."""
+    """The verdict of one round; with what the replica has drafted for it by itself, if it was told to."""
 
     key: Key
     verdict: Verdict
+    drafted: Proposal = NO_PROPOSAL
+    draft_microseconds: int = 0
 
 
 @dataclass(frozen=True, slots=True)

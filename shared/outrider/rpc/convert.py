@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from outrider.acceptance.proposal import NO_PROPOSAL
 from outrider.errors import InternalError, InvalidArgument
 from outrider.protocol import items
 from outrider.protocol.items import FailureCode, Key, ModelInfo
 from outrider.rpc.values import (
     RULES,
+    draft_first_from_proto,
     proposal_from_proto,
     rule_from_proto,
     sampling_from_proto,
     sampling_to_proto,
     tree_from_proto,
     verdict_from_proto,
+    write_draft_first,
     write_proposal,
     write_tree,
     write_verdict,
@@ -50,9 +53,11 @@ def verifier_item_to_proto(item: items.VerifierRequest) -> verifier_pb2.Verifier
     if isinstance(item, items.Verify):
         _write_advance(item, wire.verify.advance)
         write_proposal(item.proposal, wire.verify.proposal)
+        write_draft_first(item.draft_first, wire.verify)
     elif isinstance(item, items.FollowUp):
         wire.follow_up.plainly = item.plainly
         _write_foreseen(item.foreseen, wire.follow_up)
+        write_draft_first(item.draft_first, wire.follow_up)
     else:
         _common_to_proto(item, wire)
     return wire
@@ -84,11 +89,12 @@ def verifier_item_from_proto(wire: verifier_pb2.VerifierItem) -> items.VerifierR
     match wire.WhichOneof("event"):
         case "verify":
             advance = wire.verify.advance
-            proposal = proposal_from_proto(wire.verify.proposal)
-            return items.Verify(key_of(wire), advance.keep, tuple(advance.append), proposal)
+            proposal, first = proposal_from_proto(wire.verify.proposal), draft_first_from_proto(wire.verify)
+            return items.Verify(key_of(wire), advance.keep, tuple(advance.append), proposal, first)
         case "follow_up":
             foreseen = tuple(map(_foreseen_from_proto, wire.follow_up.foreseen))
-            return items.FollowUp(key_of(wire), foreseen, wire.follow_up.plainly)
+            first = draft_first_from_proto(wire.follow_up)
+            return items.FollowUp(key_of(wire), foreseen, wire.follow_up.plainly, first)
         case _:
             return _common_from_proto(wire)
 
@@ -191,6 +197,9 @@ def verifier_reply_to_proto(reply: items.VerifierReply) -> verifier_pb2.Verifier
     wire = verifier_pb2.VerifierReply(session=key.session, epoch=key.epoch, base_length=key.base_length)
     if isinstance(reply, items.Verified):
         write_verdict(reply.verdict, wire.verdict)
+        if reply.drafted:
+            write_proposal(reply.drafted, wire.verdict.drafted)
+        wire.verdict.draft_microseconds = reply.draft_microseconds
     else:
         _common_reply_to_proto(reply, wire)
     return wire
@@ -213,7 +222,9 @@ def draft_reply_to_proto(reply: items.DraftReply) -> draft_pb2.DraftReply:
 def verifier_reply_from_proto(wire: verifier_pb2.VerifierReply) -> items.VerifierReply:
     """Raise InternalError for a reply without an event: the peer is broken."""
     if wire.WhichOneof("event") == "verdict":
-        return items.Verified(key_of(wire), verdict_from_proto(wire.verdict))
+        drafted = proposal_from_proto(wire.verdict.drafted) if wire.verdict.HasField("drafted") else NO_PROPOSAL
+        verdict = verdict_from_proto(wire.verdict)
+        return items.Verified(key_of(wire), verdict, drafted, wire.verdict.draft_microseconds)
     return _common_reply_from_proto(wire)
 
 

@@ -129,9 +129,13 @@ class Server:
 
 def end_at_signals(*servers: Server) -> None:
     """From now on SIGTERM or SIGINT ends the servers of this process."""
-    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        for server in servers:
+            server.end()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: [server.end() for server in servers])
+        asyncio.get_running_loop().add_signal_handler(number, end)
 
 
 def run_event_loop(main: Awaitable[None]) -> None:

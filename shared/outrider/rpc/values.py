@@ -10,6 +10,7 @@ from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, RowLogprobs, Source, SparseQ, Verdict
 from outrider.acceptance.tree import TokenTree
 from outrider.errors import InvalidArgument
+from outrider.protocol.items import DraftFirst
 from outrider.v1 import replica_pb2, sampling_pb2, verifier_pb2
 
 RULES = {
@@ -129,3 +130,17 @@ def verdict_from_proto(wire: verifier_pb2.Verdict) -> Verdict:
         tuple(RowLogprobs(tuple(row.token_ids), tuple(row.logprobs)) for row in logprobs) if logprobs else (),
         wire.step_microseconds,
     )
+
+
+def write_draft_first(first: DraftFirst | None, wire: verifier_pb2.Verify | verifier_pb2.FollowUp) -> None:
+    """Fill in what the replica is to draft by itself, if it is."""
+    if first is not None:
+        wire.draft_first.max_tokens = first.max_tokens
+        wire.draft_first.siblings.extend(first.siblings)
+
+
+def draft_first_from_proto(wire: verifier_pb2.Verify | verifier_pb2.FollowUp) -> DraftFirst | None:
+    """What the replica is to draft by itself, if it is."""
+    if not wire.HasField("draft_first"):
+        return None
+    return DraftFirst(wire.draft_first.max_tokens, tuple(wire.draft_first.siblings))

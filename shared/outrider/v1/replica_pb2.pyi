@@ -124,6 +124,7 @@ class Welcome(_message.Message):
     CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     MAX_PROPOSAL_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     incarnation: _builtins.str
     """Changes with every start of the process: state from another incarnation is gone."""
@@ -133,6 +134,8 @@ class Welcome(_message.Message):
     """Longest committed history plus in-flight tokens a session may have."""
     max_proposal: _builtins.int
     """Most proposed tokens in one round of one session."""
+    drafts: _builtins.bool
+    """A verifier that has a draft of its own, see `DraftFirst`."""
     def __init__(
         self,
         *,
@@ -141,10 +144,11 @@ class Welcome(_message.Message):
         capacity_tokens: _builtins.int = ...,
         context_length: _builtins.int = ...,
         max_proposal: _builtins.int = ...,
+        drafts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "context_length", b"context_length", "incarnation", b"incarnation", "max_proposal", b"max_proposal", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "context_length", b"context_length", "drafts", b"drafts", "incarnation", b"incarnation", "max_proposal", b"max_proposal", "protocol_version", b"protocol_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

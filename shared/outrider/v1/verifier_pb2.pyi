@@ -120,23 +120,55 @@ class Verify(_message.Message):
 
     ADVANCE_FIELD_NUMBER: _builtins.int
     PROPOSAL_FIELD_NUMBER: _builtins.int
+    DRAFT_FIRST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def advance(self) -> _replica_pb2.Advance: ...
     @_builtins.property
     def proposal(self) -> _replica_pb2.Proposal: ...
+    @_builtins.property
+    def draft_first(self) -> Global___DraftFirst:
+        """Only for a replica that drafts (`Welcome.drafts`): instead of `proposal`, what it drafts by itself."""
+
     def __init__(
         self,
         *,
         advance: _replica_pb2.Advance | None = ...,
         proposal: _replica_pb2.Proposal | None = ...,
+        draft_first: Global___DraftFirst | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "proposal", b"proposal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "draft_first", b"draft_first", "proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "proposal", b"proposal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "draft_first", b"draft_first", "proposal", b"proposal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Verify: _TypeAlias = Verify  # noqa: Y015
+
+@_typing.final
+class DraftFirst(_message.Message):
+    """A replica that has a draft of its own is to draft so much, and to verify that. Less, or nothing, where it cannot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    SIBLINGS_FIELD_NUMBER: _builtins.int
+    max_tokens: _builtins.int
+    """As in `Propose`."""
+    @_builtins.property
+    def siblings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        max_tokens: _builtins.int = ...,
+        siblings: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "siblings", b"siblings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftFirst: _TypeAlias = DraftFirst  # noqa: Y015
 
 @_typing.final
 class FollowUp(_message.Message):
@@ -148,21 +180,27 @@ class FollowUp(_message.Message):
 
     FORESEEN_FIELD_NUMBER: _builtins.int
     PLAINLY_FIELD_NUMBER: _builtins.int
+    DRAFT_FIRST_FIELD_NUMBER: _builtins.int
     plainly: _builtins.bool
     """If it ends in another one, the next round is a plain one. False: then the coordinator says what is next."""
     @_builtins.property
     def foreseen(self) -> _containers.RepeatedCompositeFieldContainer[_replica_pb2.Foreseen]:
         """If the round ends in one of these outcomes, the next round verifies its proposal."""
 
+    @_builtins.property
+    def draft_first(self) -> Global___DraftFirst:
+        """If it ends in another one, the next round verifies what the replica drafts by itself; goes before `plainly`."""
+
     def __init__(
         self,
         *,
         foreseen: _abc.Iterable[_replica_pb2.Foreseen] | None = ...,
         plainly: _builtins.bool = ...,
+        draft_first: Global___DraftFirst | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draft_first", b"draft_first"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["foreseen", b"foreseen", "plainly", b"plainly"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_first", b"draft_first", "foreseen", b"foreseen", "plainly", b"plainly"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -271,8 +309,12 @@ class Verdict(_message.Message):
     THRESHOLDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     STEP_MICROSECONDS_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
+    DRAFT_MICROSECONDS_FIELD_NUMBER: _builtins.int
     step_microseconds: _builtins.int
     """Device time of the step that held this round, shared with the other sessions of the batch."""
+    draft_microseconds: _builtins.int
+    """How long that took."""
     @_builtins.property
     def next_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """n + 1 tokens: what is emitted if the walk ends at that row."""
@@ -285,6 +327,10 @@ class Verdict(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowLogprobs]:
         """n + 1 rows where the session asked for logprobs."""
 
+    @_builtins.property
+    def drafted(self) -> _replica_pb2.Proposal:
+        """What the replica has drafted by itself and verified, where it was told to; unset: it had nothing."""
+
     def __init__(
         self,
         *,
@@ -292,10 +338,12 @@ class Verdict(_message.Message):
         thresholds: _abc.Iterable[_builtins.float] | None = ...,
         logprobs: _abc.Iterable[Global___RowLogprobs] | None = ...,
         step_microseconds: _builtins.int = ...,
+        drafted: _replica_pb2.Proposal | None = ...,
+        draft_microseconds: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drafted", b"drafted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "next_tokens", b"next_tokens", "step_microseconds", b"step_microseconds", "thresholds", b"thresholds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_microseconds", b"draft_microseconds", "drafted", b"drafted", "logprobs", b"logprobs", "next_tokens", b"next_tokens", "step_microseconds", b"step_microseconds", "thresholds", b"thresholds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -60,7 +60,10 @@ openings = st.builds(
 )
 advances = st.builds(items.Advance, keys, st.integers(0, 99), token_lists)
 closings = st.builds(items.Close, keys, st.integers(0, 2**32 - 1).map(lambda milliseconds: milliseconds / 1000))
-verifies = st.builds(items.Verify, keys, st.integers(0, 99), token_lists, st.just(NO_PROPOSAL) | proposals())
+draft_firsts = st.none() | st.builds(items.DraftFirst, st.integers(0, 99), token_lists)
+verifies = st.builds(
+    items.Verify, keys, st.integers(0, 99), token_lists, st.just(NO_PROPOSAL) | proposals(), draft_firsts
+)
 proposes = st.builds(items.Propose, keys, st.integers(0, 99), token_lists, st.integers(0, 64), token_lists)
 aheads = st.builds(
     items.DraftAhead,
@@ -93,7 +96,7 @@ common_replies = (
     | advances
     | closings
     | verifies
-    | st.builds(items.FollowUp, keys, st.lists(foreseen, max_size=3).map(tuple), st.booleans())
+    | st.builds(items.FollowUp, keys, st.lists(foreseen, max_size=3).map(tuple), st.booleans(), draft_firsts)
 )
 def test_verifier_items_survive(item: items.VerifierRequest) -> None:
     wire = verifier_pb2.VerifierItem.FromString(convert.verifier_item_to_proto(item).SerializeToString())
@@ -106,7 +109,10 @@ def test_draft_items_survive(item: items.DraftRequest) -> None:
     assert convert.draft_item_from_proto(wire) == item
 
 
-@given(common_replies | st.builds(items.Verified, keys, verdicts))
+@given(
+    common_replies
+    | st.builds(items.Verified, keys, verdicts, st.just(NO_PROPOSAL) | proposals(), st.integers(0, 10**6))
+)
 def test_verifier_replies_survive(reply: items.VerifierReply) -> None:
     wire = verifier_pb2.VerifierReply.FromString(convert.verifier_reply_to_proto(reply).SerializeToString())
     assert convert.verifier_reply_from_proto(wire) == reply
