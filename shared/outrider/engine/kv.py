@@ -1,8 +1,9 @@
-"""The KV cache's memory: one pair of tensors a layer, addressed by slot, and the copies between slots."""
+"""The KV cache's memory: a pair of tensors a layer, addressed by slot, and the copies between slots."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,11 +45,6 @@ class LayerKv:
         # Several times faster than indexing, on a CPU.
         return self.keys.index_select(0, slots).transpose(0, 1), self.values.index_select(0, slots).transpose(0, 1)
 
-    def move(self, source: Tensor, destination: Tensor) -> None:
-        """Copy slots; all are read before any is written."""
-        self.keys[destination] = self.keys[source]
-        self.values[destination] = self.values[source]
-
 
 class SlotMoves:
     """Copies between slots that wait for the next forward pass, to be made at once for all sessions.
@@ -74,27 +70,45 @@ class SlotMoves:
 
 
 class KvStore:
-    """Every layer's `LayerKv`, found by the layer's index. Zeroed, so that masked slots are finite."""
+    """Every layer's `LayerKv`, found by the layer's index. Zeroed, so that masked slots are finite.
+
+    On a GPU the keys and values that are alike share one tensor, so that slots are moved in all of them at once.
+    """
 
     def __init__(self, shapes: Mapping[int, LayerShape], slots: int, *, dtype: torch.dtype, device: torch.device):
-        def zeros(heads: int, size: int) -> Tensor:
-            return _zeros((slots, heads, size), dtype, device)
-
         self.device = device
         self.dtype = dtype
-        self.layers = {
-            layer: LayerKv(zeros(shape.kv_heads, shape.key_size), zeros(shape.kv_heads, shape.value_size))
-            for layer, shape in shapes.items()
-        }
+        kinds = [(shape.kv_heads, size) for shape in shapes.values() for size in (shape.key_size, shape.value_size)]
+        self._stacks = _stacks(kinds, slots, dtype, device)  # [count, slots, kv_heads, size]
+        parts: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
+        for stack in self._stacks:
+            parts[stack.shape[2], stack.shape[3]] += stack.unbind()
+        tensors = iter([parts[kind].pop() for kind in kinds])
+        self.layers = {layer: LayerKv(next(tensors), next(tensors)) for layer in shapes}
 
     def apply(self, moves: SlotMoves) -> None:
-        """Make the copies that wait."""
+        """Make the copies that wait. All slots are read before any is written."""
         sources, destinations = moves.take()
         if not sources:
             return
-        source, destination = torch.tensor([sources, destinations], device=self.device)
-        for layer in self.layers.values():
-            layer.move(source, destination)
+        indices = torch.tensor([sources, destinations])
+        if self.device.type == "cuda":  # pinned, or the copy would wait for the device
+            indices = indices.pin_memory().to(self.device, non_blocking=True)
+        source, destination = indices
+        for stack in self._stacks:
+            stack.index_copy_(1, destination, stack.index_select(1, source))
+
+
+def _stacks(kinds: Sequence[tuple[int, int]], slots: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """[count, slots, kv_heads, size] as many of each kind, (kv_heads, size), as there are in `kinds`."""
+    if not _are_stacked(device):
+        return [_zeros((1, slots, *kind), dtype, device) for kind in kinds]
+    return [_zeros((count, slots, *kind), dtype, device) for kind, count in Counter(kinds).items()]
+
+
+def _are_stacked(device: torch.device) -> bool:
+    """False on a CPU, where a launch costs nothing, and the system may refuse at once what it gives piece by piece."""
+    return device.type != "cpu"
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
