@@ -184,7 +184,7 @@ def main() -> None:
     save("small_kernels", result, arguments.out)
     if arguments.tune:
         for tall, by_last, programs, together in SETTINGS:
-            settings = {"MERGED_BY_LAST": by_last, "PROGRAMS": programs, "TOGETHER": together}
+            settings = {"LAST_FROM": 1 if by_last else 1 << 30, "PROGRAMS": programs, "TOGETHER": together}
             with ExitStack() as stack:
                 stack.enter_context(patch.object(plan, "TALL_FROM", 64 if tall else 1 << 30))
                 for key, value in settings.items():

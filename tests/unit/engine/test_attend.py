@@ -67,7 +67,10 @@ class Sessions:
     def attended(self, *, by_last: bool, programs: int) -> torch.Tensor:
         """The result, from memory that held something else."""
         output = torch.full_like(self.query, float("nan"))
-        with patch.object(attention, "MERGED_BY_LAST", by_last), patch.object(attention, "PROGRAMS", programs):
+        with (
+            patch.object(attention, "LAST_FROM", 1 if by_last else 1 << 30),
+            patch.object(attention, "PROGRAMS", programs),
+        ):
             attend(self.query, self.kv, self.plan, self.workspace, SIZE**-0.5, output)
         return output
 

@@ -78,7 +78,7 @@ def test_bits_do_not_depend_on_how_a_token_is_computed(tiny_model: TinyModel) ->
     first = engine.open(tokens, 256, salt="alone")
     engine.forward([Feed(first, tokens[:start], want_logits=False)])
     alone = torch.cat([engine.forward([Feed(first, [token])]) for token in tokens[start:]])
-    for width in (2, 7, 50):
+    for width in (2, 7, 50, 80):
         sequence = engine.open(tokens, 256, salt=str(width))
         engine.forward([Feed(sequence, tokens[:start], want_logits=False)])
         rows = []

@@ -1,12 +1,13 @@
 """Attention over the paged cache, for rows of many sessions, in which a row's result depends on its own keys alone.
 
 A row at position p sees the keys of the positions 0 to p on its own path: the committed chain, then its ancestors in
-flight. Two kernels compute it:
+flight. It is computed in two steps:
 
-1. Programs of a *tile* and a split. A tile is up to 16 query rows: a few positions of a session times the heads that
-   share a key. Splits that begin before the session's tree are shared by the rows of a tile; those that reach into a
-   tree that branches have a tile for each row, which gathers the keys along its own path.
-2. The merge of each row's splits, in order.
+1. Programs of a *tile* and some splits. A tile is up to 16 query rows (32 where a session has many): a few positions of
+   a session times the heads that share a key. Splits that begin before the session's tree are shared by the rows of a
+   tile; those that reach into a tree that branches have a tile for each row, which gathers the keys along its own path.
+2. The merge of each row's splits, in order (`outrider.engine.fused.merging`): by the program that finished the last of
+   them, from its registers if it computed all of them; or by a second kernel.
 
 Splits are cut at fixed positions, and a key stands in its split where its position says, not where its node happens to
 lie in the cache. So a token gets the same bits decoded alone, verified in a chain or anywhere in a tree, and batched
@@ -43,8 +44,8 @@ STAGES = 2
 WARPS = 4
 """Of a program of the splits."""
 
-MERGED_BY_LAST = True
-"""A row's splits are merged by the program that comes last to it. False: by a kernel of their own."""
+LAST_FROM = 1
+"""From so many rows a pass on, the program that comes last to a row merges its splits; else a second kernel does."""
 
 TOGETHER = 8
 """Splits that are on their way at a time when they are merged."""
@@ -215,16 +216,18 @@ def attend(query: Tensor, kv: LayerKv, plan: Plan, workspace: Workspace, scaling
     }
     memory = (plan.split_starts, workspace.sums, workspace.peaks, workspace.totals)
     height = tile_height(heads // kv_heads, tall=plan.shape.tall)
+    # Products in float32 leave a program no registers to merge in.
+    by_last = plan.shape.rows >= LAST_FROM and not (query.is_cuda and query.itemsize > 2)
     for part in plan.slices:
         lanes = max(1, min(PROGRAMS // (part.tiles * kv_heads), MOST_LANES))
         _attend_splits[(part.tiles, kv_heads, lanes)](
             query, kv.keys, kv.values, plan.positions, plan.tree_starts, plan.paths, plan.row_tables, plan.tables,
             plan.tile_rows, plan.tile_counts, plan.tile_begins, plan.tile_ends, *memory, workspace.arrived,
             output, scaling * LOG2_E, part.first_tile, kv_heads=kv_heads, shared_by=heads // kv_heads, height=height,
-            block_size=plan.block_size, path_length=DEEPEST, merge=MERGED_BY_LAST, together=TOGETHER, num_warps=WARPS,
+            block_size=plan.block_size, path_length=DEEPEST, merge=by_last, together=TOGETHER, num_warps=WARPS,
             num_stages=STAGES, **common,
         )  # fmt: skip
-        if not MERGED_BY_LAST:
+        if not by_last:
             merge_apart[(part.rows, heads)](
                 plan.positions, *memory, output, part.first_row, heads=heads, together=TOGETHER, num_warps=2, **common
             )
