@@ -1,5 +1,4 @@
-"""A whole Outrider on this machine: a verifier, a draft service and a coordinator, each in a process of its own, or the
-first two together in one."""
+"""A whole Outrider on this machine: a verifier, a draft service and a coordinator, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -27,10 +26,9 @@ class LocalCluster:
             client = Client(cluster.address)
 
     Without `draft_model` and `draft_layers` the draft service runs the target model itself; `with_draft=False` starts
-    none; `together` runs both in one process, which is best where they share a GPU. `dtype` and `device` may be None:
-    the services choose. `*_flags` go to the service as they are. `log` gets (role, line) for every line that a service
-    logs. Raises ServiceFailed, with the service's last log lines, if one does not start; the children die with this
-    process, even if it is killed.
+    none. `dtype` and `device` may be None: the services choose. `*_flags` go to the service as they are. `log` gets
+    (role, line) for every line that a service logs. Raises ServiceFailed, with the service's last log lines, if one
+    does not start; the children die with this process, even if it is killed.
     """
 
     def __init__(
@@ -46,18 +44,14 @@ class LocalCluster:
         verifier_flags: Sequence[str] = (),
         draft_flags: Sequence[str] = (),
         with_draft: bool = True,
-        together: bool = False,
         start_timeout_s: float = START_TIMEOUT_S,
         log: Log | None = None,
     ) -> None:
         common = [*_flag("dtype", dtype), *_flag("device", device)]
         self._flags = {"verifier": ["--model", model, *common, *verifier_flags]}
-        self._together = together and with_draft
-        of_draft = ["--model", draft_model or model], [*_flag("layers", draft_layers), *draft_flags]
-        if self._together:
-            self._flags["verifier"] += [flag.replace("--", "--draft-", 1) for part in of_draft for flag in part]
-        elif with_draft:
-            self._flags["draft"] = [*of_draft[0], *common, *of_draft[1]]
+        if with_draft:
+            layers = _flag("layers", draft_layers)
+            self._flags["draft"] = ["--model", draft_model or model, *common, *layers, *draft_flags]
         self._models = tuple(self._flags)
         self._coordinator_flags = coordinator_flags
         self._listen = listen
@@ -81,8 +75,7 @@ class LocalCluster:
             for role in self._models:
                 self._launch(role, ANY_PORT)
             self._await_ready(self._models)
-            roles = ("verifier", "draft") if self._together else self._models
-            peers = [flag for role in roles for flag in (f"--{role}s", self.address_of(role))]
+            peers = [flag for role in self._models for flag in (f"--{role}s", self.address_of(role))]
             self._flags["coordinator"] = [*peers, *self._coordinator_flags]
             self._launch("coordinator", self._listen)
             self._await_ready(("coordinator", *self._models))
@@ -105,7 +98,7 @@ class LocalCluster:
         """Start a service again after it ended, or after ending it, at the address it had."""
         old = self.process(role)
         old.stop(STOP_GRACE_S)
-        self._launch(role, old.address, self.address_of("draft") if self._together else ANY_PORT)
+        self._launch(role, old.address)
         self._await_ready((role,))
         return self.process(role)
 
@@ -121,8 +114,7 @@ class LocalCluster:
 
     def address_of(self, role: str) -> str:
         """Where the verifier, draft or coordinator serves."""
-        process = self.process("verifier" if self._together and role == "draft" else role)
-        return process.address_of(role)
+        return self.process(role).address
 
     def process(self, role: str) -> ServiceProcess:
         """The verifier, draft or coordinator process. KeyError if there is none."""
@@ -135,16 +127,9 @@ class LocalCluster:
             self._changed.wait_for(lambda: _first_ended(services) is not None, timeout_s)
         return _first_ended(services)
 
-    def _launch(self, role: str, listen: str, draft_listen: str = ANY_PORT) -> None:
-        flags, both = ["--listen", listen, *self._flags[role]], self._together and role == "verifier"
-        self._processes[role] = ServiceProcess(
-            role,
-            "outrider_pair" if both else f"outrider_{role}",
-            [*flags, "--draft-listen", draft_listen] if both else flags,
-            changed=self._changed,
-            log=self._log,
-            more_roles=["draft"] if both else (),
-        )
+    def _launch(self, role: str, listen: str) -> None:
+        flags = ["--listen", listen, *self._flags[role]]
+        self._processes[role] = ServiceProcess(role, f"outrider_{role}", flags, changed=self._changed, log=self._log)
 
     def _await_ready(self, roles: Sequence[str]) -> None:
         """Wait until each of `roles` has said that it is ready. Raise ServiceFailed if one ends or time is up."""

@@ -32,23 +32,15 @@ class ServiceProcess:
     """
 
     def __init__(
-        self,
-        role: str,
-        module: str,
-        flags: Sequence[str],
-        *,
-        changed: threading.Condition,
-        log: Log | None = None,
-        more_roles: Sequence[str] = (),
+        self, role: str, module: str, flags: Sequence[str], *, changed: threading.Condition, log: Log | None = None
     ) -> None:
-        """`more_roles`: what the process serves beside `role`, each at an address of its own."""
         self.role = role
         self._command = [sys.executable, "-m", "outrider_cli.child", str(os.getpid()), module, *flags]
         self._changed = changed
         self._log = log
         self._process: subprocess.Popen[str] | None = None
         self._error: OSError | None = None
-        self._addresses: dict[str, str] = dict.fromkeys((role, *more_roles), "")
+        self._address = ""
         self._ended = False
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         # The kernel ties a child to the thread that started it, so this one stays until the child has ended.
@@ -67,12 +59,8 @@ class ServiceProcess:
 
     @property
     def address(self) -> str:
-        """Where it serves `role`; empty until it says that all its roles are ready."""
-        return self.address_of(self.role) if all(self._addresses.values()) else ""
-
-    def address_of(self, role: str) -> str:
-        """Where it serves one of its roles; empty until that is ready."""
-        return self._addresses[role]
+        """Where it serves; empty until it says that it is ready."""
+        return self._address
 
     @property
     def ended(self) -> bool:
@@ -158,9 +146,9 @@ class ServiceProcess:
 
     def _take_output(self, line: str) -> None:
         match line.split(" "):
-            case ["ready", role, address] if role in self._addresses:
+            case ["ready", self.role, address]:
                 with self._changed:
-                    self._addresses[role] = address
+                    self._address = address
                     self._changed.notify_all()
             case _:
                 self._take_log(line)

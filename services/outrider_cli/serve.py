@@ -12,7 +12,7 @@ _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Run one service in this process: a coordinator, a draft, a verifier, or the last two as a pair.\n\n"
+    help="Run one service in this process: a coordinator, a draft or a verifier.\n\n"
     "Flags after the role are the service's own; `outrider serve verifier --help` lists them.\n\n"
     "```\n"
     "outrider serve verifier --model big-model --listen 0.0.0.0:7401\n"
@@ -32,12 +32,6 @@ def coordinator(context: typer.Context) -> None:
 def draft(context: typer.Context) -> None:
     """Guess tokens with a small model."""
     become("draft", context.args)
-
-
-@app.command(context_settings=_PASS_THROUGH, add_help_option=False)
-def pair(context: typer.Context) -> None:
-    """Do both on one device, in turns."""
-    become("pair", context.args)
 
 
 @app.command(context_settings=_PASS_THROUGH, add_help_option=False)

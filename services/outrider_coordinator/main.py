@@ -16,7 +16,7 @@ from outrider.routing.registry import Registry
 from outrider.routing.store import InProcessStore, Store
 from outrider.rpc.channel import is_loopback
 from outrider.rpc.main import run_service
-from outrider.rpc.server import Server, end_at_signals, run_event_loop
+from outrider.rpc.server import Server, run_event_loop
 from outrider.telemetry.logs import get_logger
 from outrider.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from outrider_coordinator.convert import Defaults
@@ -50,7 +50,6 @@ async def serve(settings: CoordinatorSettings) -> None:
     try:
         await coordinator.connect()
         _collect_seldom()
-        end_at_signals(coordinator.server)
         await coordinator.server.run(coordinator.drain, grace_s=settings.grace_s)
     finally:
         await coordinator.disconnect()

@@ -20,7 +20,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -40,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--verifier", default="cuda:0")
     parser.add_argument("--draft", default="cuda:1")
-    parser.add_argument("--together", action="store_true", help="both in one process, on the verifier's device")
+    parser.add_argument("--together", action="store_true", help="the verifier has the draft, on its own device")
     parser.add_argument("--shape", default="8b")
     parser.add_argument("--agreement", type=float, default=0.8)
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 4, 16, 32])
@@ -96,9 +95,9 @@ def start_replicas(stack: ExitStack, arguments: argparse.Namespace) -> list[str]
     target = ["--device", arguments.verifier, "--agreement", arguments.agreement, *shape]
     target += ["--busy-file", arguments.busy_file]
     if arguments.together:
-        process = start(stack, "verifier", module, ["pair", *target], ["draft"])
+        process = start(stack, "verifier", module, ["verifier", "--with-draft", *target])
         wait(process)
-        return ["--verifiers", process.address, "--drafts", process.address_of("draft")]
+        return ["--verifiers", process.address]
     verifier = start(stack, "verifier", module, ["verifier", *target])
     draft = start(stack, "draft", module, ["draft", "--device", arguments.draft, *shape])
     for process in (verifier, draft):
@@ -106,11 +105,9 @@ def start_replicas(stack: ExitStack, arguments: argparse.Namespace) -> list[str]
     return ["--verifiers", verifier.address, "--drafts", draft.address]
 
 
-def start(stack: ExitStack, role: str, module: str, flags: list[Any], more_roles: Sequence[str] = ()) -> ServiceProcess:
+def start(stack: ExitStack, role: str, module: str, flags: list[Any]) -> ServiceProcess:
     """A process that ends with `stack`."""
-    process = ServiceProcess(
-        role, module, [str(flag) for flag in flags], changed=threading.Condition(), log=_log, more_roles=more_roles
-    )
+    process = ServiceProcess(role, module, [str(flag) for flag in flags], changed=threading.Condition(), log=_log)
     stack.callback(process.stop, 5.0)
     return process
 

@@ -1,6 +1,6 @@
 """A real replica process that serves half of the synthetic pair (tests/benchmarks/synthetic_pair.py), or all of it:
 
-    python -m tests.benchmarks.synthetic_replica verifier --device cuda:0 --agreement 0.8
+    python -m tests.benchmarks.synthetic_replica verifier --device cuda:0 --agreement 0.8 [--with-draft]
 
 The target's damping is searched for until draft and target, with the same noise at temperature 1, choose the same token
 at --agreement of the positions of a random text. Prints its address as the real ones do.
@@ -22,15 +22,13 @@ from transformers import PreTrainedTokenizerFast
 
 from outrider.engine.model import LoadedModel
 from outrider.engine.options import EngineOptions
-from outrider.engine.replica import Replica, run_all
+from outrider.engine.replica import Replica
 from outrider.engine.tokenizer_files import export_tokenizer
 from outrider.rpc.server import run_event_loop
 from outrider.telemetry.logs import get_logger
 from outrider.text.vocabulary import fingerprint, tokens_by_id
 from outrider_draft import process as draft_process
 from outrider_draft.settings import DraftSettings
-from outrider_pair import process as pair_process
-from outrider_pair.settings import PairSettings
 from outrider_verifier import process as verifier_process
 from outrider_verifier.settings import VerifierSettings
 from tests.benchmarks.synthetic_pair import DRAFT_LAYERS, SHAPES, damp, loaded, synthetic_model
@@ -41,7 +39,8 @@ log = get_logger(__name__)
 def main() -> None:
     """Serve until a signal."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("role", choices=["verifier", "draft", "pair"])
+    parser.add_argument("role", choices=["verifier", "draft"])
+    parser.add_argument("--with-draft", action="store_true", help="let the verifier have a draft of its own")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--agreement", type=float, default=0.8)
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
@@ -54,17 +53,14 @@ def main() -> None:
 
 async def serve(arguments: argparse.Namespace, common: dict[str, Any]) -> None:
     """Serve until a signal."""
-    replicas: tuple[Replica, ...]
     if arguments.role == "draft":
-        replicas = (draft_process.assemble(DraftSettings(**common), *load(arguments, draft=True)),)
-    elif arguments.role == "verifier":
-        replicas = (verifier_process.assemble(VerifierSettings(**common), *load(arguments, draft=False)),)
-    else:
-        models = load(arguments, draft=False), load(arguments, draft=True)
-        replicas = pair_process.assemble(PairSettings(**common), *models)
-    if arguments.busy_file and arguments.role != "draft":
-        count_busy(replicas[0], arguments.busy_file)
-    await run_all(*replicas)
+        await draft_process.assemble(DraftSettings(**common), *load(arguments, draft=True)).run()
+        return
+    own = load(arguments, draft=True)[1] if arguments.with_draft else None
+    replica = verifier_process.assemble(VerifierSettings(**common), *load(arguments, draft=False), own)
+    if arguments.busy_file:
+        count_busy(replica, arguments.busy_file)
+    await replica.run()
 
 
 def count_busy(replica: Replica, path: str) -> None:

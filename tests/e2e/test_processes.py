@@ -170,30 +170,3 @@ def test_case_30_what_cannot_start_says_why(arguments: list[str], words: str, tm
     assert run.returncode in (1, 2)
     assert words in run.stderr
     assert "Traceback" not in run.stderr
-
-
-def test_verifier_and_draft_in_one_process(tiny_model: TinyModel, expected: tuple[int, ...]) -> None:
-    with LocalCluster(
-        str(tiny_model("llama")),
-        draft_layers=2,
-        verifier_flags=[*REPLICA, "--draft-kv-tokens", "4096"],
-        coordinator_flags=["--drafter", "model"],
-        together=True,
-    ) as running:
-        assert list(running.pids) == ["verifier", "coordinator"]
-        addresses = running.address_of("verifier"), running.address_of("draft")
-        assert len(set(addresses)) == 2
-        with Client(running.address, timeout=60) as client:
-            proposed, deadline = 0, time.monotonic() + 20
-            while not proposed and time.monotonic() < deadline:  # the draft may be connected to after the verifier
-                answer = client.generate(PROMPT, drafter="model", **OPTIONS)
-                assert answer.token_ids == expected
-                proposed = answer.speculation.proposed_tokens
-            assert proposed
-        running.process("verifier").signal(signal.SIGKILL)
-        running.restart("verifier")
-        assert (running.address_of("verifier"), running.address_of("draft")) == addresses
-        with Client(running.address, timeout=60) as client:
-            assert client.generate(PROMPT, drafter="model", **OPTIONS).token_ids == expected
-        pair = running.process("verifier")
-    assert pair.returncode == 0

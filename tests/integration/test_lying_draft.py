@@ -18,9 +18,10 @@ from outrider.engine.draft import DraftCore
 from outrider.engine.replica import Replica, load
 from outrider.engine.verify import VerifyCore
 from outrider.rpc.codec import DRAFT, VERIFIER, Codec
-from outrider.rpc.replica_services import register_draft, register_verifier
 from outrider.v1 import draft_pb2, replica_pb2
+from outrider_draft.process import register
 from outrider_draft.settings import DraftSettings
+from outrider_verifier.process import register as register_verifier
 from outrider_verifier.settings import VerifierSettings
 from tests.cluster import REPLICA, running_cluster, until
 from tests.conftest import TinyModel
@@ -69,7 +70,7 @@ async def running_draft(model: Path, codec: Codec[Any, Any]) -> AsyncIterator[st
     options = DraftSettings(model=str(model), **(REPLICA | {"layers": 2}))
     loaded, engine = load(options)
     core = DraftCore(engine, max_proposal=options.max_proposal, lease_s=options.lease_s)
-    async with running(Replica("draft", options, loaded, core, codec, register_draft)) as address:
+    async with running(Replica("draft", options, loaded, core, codec, register)) as address:
         yield address
 
 

@@ -26,10 +26,6 @@ class Counting:
     def busy(self) -> bool:
         return bool(self.waiting)
 
-    @property
-    def complete(self) -> bool:
-        return True
-
     def handle(self, peer: Peer[int, int], item: int) -> int | None:
         self.threads.add(threading.get_ident())
         assert self.release.wait(10)

@@ -42,6 +42,8 @@ class ReplicaCore(ABC, Generic[Work]):
     proposed tokens; then the subclass finishes the round from the logits. Prefill is the same thing with more tokens.
     """
 
+    drafts = False  # True for a verifier that can be told to draft first
+
     def __init__(self, engine: Engine, *, max_proposal: int, lease_s: float) -> None:
         """`max_proposal`: most proposed tokens in a round. `lease_s`: seconds after which a silent session is freed."""
         assert engine.options.max_batch_tokens > max_proposal
@@ -87,11 +89,6 @@ class ReplicaCore(ABC, Generic[Work]):
         """True while a session waits for a forward pass."""
         return any(self._wants_step(session) for session in self.sessions)
 
-    @property
-    def complete(self) -> bool:
-        """True if every session waits for one."""
-        return all(self._wants_step(session) for session in self.sessions)
-
     def handle(self, peer: ReplicaPeer, item: Request) -> Reply | None:
         """Take one item. Whatever is wrong with it stays with its session."""
         try:
@@ -110,20 +107,21 @@ class ReplicaCore(ABC, Generic[Work]):
         """One forward pass over the sessions that are ready."""
         started = time.perf_counter()
         ready = [session for session in self.sessions if self._wants_step(session)]
-        grants = schedule(
-            [self.demand(session) for session in ready],
-            budget=self.engine.options.max_batch_tokens,
-            decode_limit=self.max_proposal + 1,
-        )
-        granted = [(session, grant) for session, grant in zip(ready, grants, strict=True) if grant]
-        finishing = [session for session, grant in granted if self._completes(session, grant)]
+        demands = [self.demand(session) for session in ready]
+        grants = schedule(demands, budget=self.engine.options.max_batch_tokens, decode_limit=self.max_proposal + 1)
+        granted = [
+            (session, grant, session.work is not None and grant == demand.chain)
+            for session, demand, grant in zip(ready, demands, grants, strict=True)
+            if grant
+        ]
+        finishing = [session for session, _, completes in granted if completes]
         try:
-            feeds = [self._feed(session, grant) for session, grant in granted]
+            feeds = [self._feed(*each) for each in granted]
             logits = self.engine.forward(feeds)
             return self._finish(finishing, [feed.logit_rows for feed in feeds if feed.want_logits], logits, started)
         except Exception as error:
             log.exception("a step of %d sessions failed", len(granted))
-            return [self.fail(session, error) for session, _ in granted]
+            return [self.fail(session, error) for session, _, _ in granted]
 
     def drop_peer(self, peer: ReplicaPeer) -> None:
         """Free the sessions of a stream that ended."""
@@ -159,7 +157,7 @@ class ReplicaCore(ABC, Generic[Work]):
     def _dispatch(self, peer: ReplicaPeer, item: Request) -> Reply | None:
         match item:
             case Open():
-                return self._open(peer, item)
+                return self.open(peer, item)
             case Close():
                 session = self.sessions.find(peer, item.key)
                 if item.keep_s > 0:
@@ -179,7 +177,8 @@ class ReplicaCore(ABC, Generic[Work]):
                 self.sessions.advance(session, item)
                 return self.start_round(session, item)
 
-    def _open(self, peer: ReplicaPeer, item: Open) -> Opened:
+    def open(self, peer: ReplicaPeer, item: Open) -> Opened:
+        """Open or re-open a session. Raises what `SessionTable.open` does."""
         context = self.engine.info.context_length
         if len(item.tokens) >= context:
             raise ItemRefused(
@@ -192,11 +191,8 @@ class ReplicaCore(ABC, Generic[Work]):
         # Without a round to finish, all but the last token is prefilled ahead of it.
         return session.work is not None or session.uncomputed > 1
 
-    def _completes(self, session: Session[Work], grant: int) -> bool:
-        return session.work is not None and grant == self.demand(session).chain
-
-    def _feed(self, session: Session[Work], grant: int) -> Feed:
-        if self._completes(session, grant):
+    def _feed(self, session: Session[Work], grant: int, completes: bool) -> Feed:
+        if completes:
             return self.last_feed(session)
         start = len(session.sequence.cached)
         return Feed(session.sequence, session.history[start : start + grant], want_logits=False)

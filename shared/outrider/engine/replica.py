@@ -18,14 +18,13 @@ from outrider.engine.core import ReplicaCore
 from outrider.engine.engine import Engine
 from outrider.engine.model import LoadedModel, load_model
 from outrider.engine.options import EngineOptions, ModelOptions
-from outrider.engine.turns import Turn
 from outrider.engine.worker import DeviceWorker
 from outrider.routing.records import ReplicaRecord, Role
 from outrider.routing.registration import Registration
 from outrider.routing.registry import Registry
 from outrider.rpc.codec import Codec
 from outrider.rpc.replica_server import ModelServicer, ReplicaInfo, ReplicaStreams
-from outrider.rpc.server import Server, end_at_signals
+from outrider.rpc.server import Server
 from outrider.telemetry.logs import get_logger
 from outrider.v1 import model_pb2, model_pb2_grpc
 
@@ -74,23 +73,8 @@ def _quieten_transformers() -> None:
         transformers_logging.disable_progress_bar()
 
 
-async def run_all(*replicas: Replica) -> None:
-    """Serve with all of them until a signal, or until one fails: then all end. Raises InternalError."""
-    end_at_signals(*(replica.server for replica in replicas))
-    runs = [asyncio.create_task(replica.run()) for replica in replicas]
-    try:
-        await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)
-        for replica in replicas:
-            replica.server.end()
-        await asyncio.gather(*runs)
-    finally:
-        for each in runs:
-            each.cancel()
-        await asyncio.gather(*runs, return_exceptions=True)
-
-
 class Replica:
-    """A running replica: `start` and `stop` it, or `run` it until `server.end`. Made inside the event loop."""
+    """A running replica: `start` and `stop` it, or `run` it until a signal. Made inside the event loop."""
 
     def __init__(
         self,
@@ -100,12 +84,8 @@ class Replica:
         core: ReplicaCore[Any],
         codec: Codec[Any, Any],
         register: Register,
-        turn: Turn | None = None,
     ) -> None:
-        """`role` is verifier or draft; `core` runs its rounds, `codec` and `register` are its service.
-
-        `turn`: where it shares its device with another replica of this process.
-        """
+        """`role` is verifier or draft; `core` runs its rounds, `codec` and `register` are its service."""
         self.server = Server(role, settings.listen, tls=settings.server_tls)
         self.server.on_start = self._register
         self._role = Role(role)
@@ -116,12 +96,13 @@ class Replica:
         self._registration: Registration | None = None
         self._heartbeats: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._worker = DeviceWorker(core, turn=turn, on_failure=self._device_failed)
+        self._worker = DeviceWorker(core, on_failure=self._device_failed)
         self._info = info = ReplicaInfo(
             model=core.engine.info,
             role=model_pb2.ReplicaRole.Value(f"REPLICA_ROLE_{role.upper()}"),
             capacity_tokens=core.engine.capacity_tokens,
             max_proposal=core.max_proposal,
+            drafts=core.drafts,
         )
         self._streams = ReplicaStreams(codec, self._worker, info)
         self.server.add(codec.service, partial(register, self._streams))
@@ -129,7 +110,7 @@ class Replica:
         self.server.add(MODEL_SERVICE, partial(model_pb2_grpc.add_ModelServiceServicer_to_server, servicer))
 
     async def run(self) -> None:
-        """Serve until `server.end`; raise InternalError if the device thread fails."""
+        """Serve until a signal; raise InternalError if the device thread fails."""
         self._worker.start()
         try:
             await self.server.run(self._drain, grace_s=self._settings.grace_s)

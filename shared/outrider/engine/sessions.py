@@ -85,6 +85,7 @@ class SessionTable(Generic[Work]):
         self._lease_s = lease_s
         self._clock = clock
         self._sessions: dict[tuple[ReplicaPeer, int], Session[Work]] = {}
+        self.on_remove: Callable[[Session[Work]], None] = lambda session: None  # called for each that is freed
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -159,6 +160,7 @@ class SessionTable(Generic[Work]):
         """Free the session; its full blocks stay in the prefix cache."""
         self._engine.close(session.sequence)
         del self._sessions[session.peer, session.number]
+        self.on_remove(session)
 
     def remove_peer(self, peer: ReplicaPeer) -> None:
         """Free all sessions of a stream that ended."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from outrider.acceptance.accept import accept
+from outrider.acceptance.proposal import NO_PROPOSAL, Verdict
 from outrider.engine.batch import Feed
 from outrider.engine.core import ReplicaCore
 from outrider.engine.schedule import Demand
 from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply, Session
 from outrider.errors import InvalidArgument
-from outrider.protocol.items import DraftAhead, FailureCode, FollowUp, Key, Propose, Verified, Verify
+from outrider.protocol.items import DraftAhead, DraftFirst, FailureCode, FollowUp, Key, Propose, Verified, Verify
 from outrider.sampling.verify import VerifyRows, verify_rows
 
 
@@ -24,6 +24,8 @@ class VerifyCore(ReplicaCore[VerifyRows]):
     def start_round(self, session: Session[VerifyRows], item: Verify | Propose | DraftAhead) -> Reply | None:
         """Check the proposal; the verdict comes from a later step."""
         assert isinstance(item, Verify)
+        if item.draft_first is not None:
+            raise InvalidArgument("verify.draft_first", item.draft_first.max_tokens, "unset: there is no draft here")
         size, room = len(item.proposal), session.sequence.max_length - len(session.history)
         if size > (most := min(self.max_proposal, room)):
             raise InvalidArgument("proposal.tree.tokens", size, f"at most {most} long")
@@ -32,9 +34,8 @@ class VerifyCore(ReplicaCore[VerifyRows]):
 
     def demand(self, session: Session[VerifyRows]) -> Demand:
         """All committed tokens without KV, and the proposal; without a round, all but the last of them."""
-        if session.work is None:
-            return Demand(session.uncomputed - 1, 0)
-        return Demand(session.uncomputed, len(session.work.proposal))
+        work, chain = session.work, session.uncomputed
+        return Demand(chain - 1, 0) if work is None else Demand(chain, len(work) - 1)
 
     def last_feed(self, session: Session[VerifyRows]) -> Feed:
         """The rest of the history with the proposed tree after it; logits for its last token and every node."""
@@ -53,10 +54,15 @@ class VerifyCore(ReplicaCore[VerifyRows]):
             assert session.work is not None
             session.judged = session.work.proposal, verdict
             session.work = None
-            replies.append((session.peer, Verified(session.key, replace(verdict, step_microseconds=microseconds))))
+            timed = Verdict(verdict.next_tokens, verdict.thresholds, verdict.logprobs, microseconds)
+            replies.append((session.peer, self.verified(session, timed)))
             if reply := self._follow(session):
                 replies.append((session.peer, reply))
         return replies
+
+    def verified(self, session: Session[VerifyRows], verdict: Verdict) -> Verified:
+        """The reply to a round."""
+        return Verified(session.key, verdict)
 
     def follow_up(self, session: Session[VerifyRows], item: FollowUp) -> Reply | None:
         """See ReplicaCore. It may come while the round runs or after it has ended."""
@@ -82,4 +88,6 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         if following is None:
             return None
         key = Key(session.number, session.epoch, base + len(tokens))
+        if isinstance(following, DraftFirst):
+            return self.handle(session.peer, Verify(key, base, tokens, NO_PROPOSAL, following))
         return self.handle(session.peer, Verify(key, base, tokens, following))

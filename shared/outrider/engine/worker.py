@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from outrider.engine.turns import AloneTurn, Turn
 from outrider.errors import ResourceExhausted
 from outrider.telemetry.logs import get_logger
 
@@ -56,10 +55,6 @@ class Core(Protocol[Item, Reply]):
     def busy(self) -> bool:
         """True while `step` has something to do."""
 
-    @property
-    def complete(self) -> bool:
-        """True if every session has something to do in the next `step`."""
-
     def handle(self, peer: Peer[Item, Reply], item: Item) -> Reply | None:
         """Take one item; a reply at once, or None if it comes from a later step (or never)."""
 
@@ -77,29 +72,16 @@ class _Stop:
     """Wakes the thread up to end it."""
 
 
-class _Stopped(Exception):
-    """A `_Stop` was taken out of the inbox."""
-
-
 class DeviceWorker(Generic[Item, Reply]):
     """Owns the device thread. Streams `connect` to it."""
 
     EXPIRY_PERIOD_S = 1.0
 
     def __init__(
-        self,
-        core: Core[Item, Reply],
-        *,
-        turn: Turn | None = None,
-        on_failure: Callable[[], None] = lambda: None,
-        max_queue: int = 65_536,
+        self, core: Core[Item, Reply], *, on_failure: Callable[[], None] = lambda: None, max_queue: int = 65_536
     ) -> None:
-        """`turn`: of a thread that shares its device with another.
-
-        `on_failure` is called on the device thread if an error ends it: the process has to go down then.
-        """
+        """`on_failure` is called on the device thread if an error ends it: the process has to go down then."""
         self._core = core
-        self._turn = turn or AloneTurn()
         self._on_failure = on_failure
         self._inbox: queue.Queue[tuple[Peer[Item, Reply], Item | None] | _Stop] = queue.Queue(max_queue)
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
@@ -150,32 +132,16 @@ class DeviceWorker(Generic[Item, Reply]):
         next_expiry = time.monotonic() + self.EXPIRY_PERIOD_S
         while True:
             replies: list[tuple[Peer[Item, Reply], Reply]] = []
-            try:
-                self._take_in(replies, 0.0 if self._core.busy else self.EXPIRY_PERIOD_S)
-                while self._core.busy and (pause := self._turn.pause(complete=self._core.complete)):
-                    self._take_in(replies, pause)
-                if self._core.busy:
-                    with self._turn:
-                        self._take_in(replies, 0.0)  # what came while another had the device
-                        replies.extend(self._core.step())
-            except _Stopped:
-                return
+            for entry in self._take():
+                if isinstance(entry, _Stop):
+                    return
+                self._handle(*entry, replies)
+            if self._core.busy:
+                replies.extend(self._core.step())
             _deliver(replies)
             if (now := time.monotonic()) >= next_expiry:
                 self._core.expire(now)
                 next_expiry = now + self.EXPIRY_PERIOD_S
-
-    def _take_in(self, replies: list[tuple[Peer[Item, Reply], Reply]], timeout_s: float) -> None:
-        """Handle everything that waits, and wait for something for at most `timeout_s`. Raise _Stopped at a stop."""
-        try:
-            entry = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
-            while True:
-                if isinstance(entry, _Stop):
-                    raise _Stopped
-                self._handle(*entry, replies)
-                entry = self._inbox.get_nowait()
-        except queue.Empty:
-            return
 
     def _handle(
         self, peer: Peer[Item, Reply], item: Item | None, replies: list[tuple[Peer[Item, Reply], Reply]]
@@ -184,6 +150,17 @@ class DeviceWorker(Generic[Item, Reply]):
             self._core.drop_peer(peer)
         elif (reply := self._core.handle(peer, item)) is not None:
             replies.append((peer, reply))
+
+    def _take(self) -> list[tuple[Peer[Item, Reply], Item | None] | _Stop]:
+        """Everything that waits; blocks, at most until the next expiry, only when there is no step to run."""
+        entries: list[tuple[Peer[Item, Reply], Item | None] | _Stop] = []
+        try:
+            if not self._core.busy:
+                entries.append(self._inbox.get(timeout=self.EXPIRY_PERIOD_S))
+            while True:
+                entries.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return entries
 
 
 def _deliver(replies: Sequence[tuple[Peer[Item, Reply], Reply]]) -> None:

@@ -59,6 +59,7 @@ class ReplicaInfo:
     role: model_pb2.ReplicaRole.ValueType
     capacity_tokens: int
     max_proposal: int
+    drafts: bool = False  # a verifier with a draft of its own
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -175,6 +176,7 @@ class ReplicaStreams(Generic[Item, Reply]):
             capacity_tokens=self._info.capacity_tokens,
             context_length=self._info.model.context_length,
             max_proposal=self._info.max_proposal,
+            drafts=self._info.drafts,
         )
 
     def _opened(self, name: str) -> None:

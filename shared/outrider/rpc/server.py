@@ -77,20 +77,19 @@ class Server:
         return address
 
     async def run(self, drain: Callable[[], Awaitable[None]], *, grace_s: float) -> None:
-        """Serve until `end`; then NOT_SERVING, `drain` for at most `grace_s` seconds, stop.
+        """Serve until SIGTERM or SIGINT; then NOT_SERVING, `drain` for at most `grace_s` seconds, stop.
 
         Raises InternalError after `fail`.
         """
         address = await self.start()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
         print(f"ready {self.role} {address}", flush=True)
         await self._stopping.wait()
         await self.stop(drain, grace_s=grace_s if self._failure is None else 0.0)
         if self._failure is not None:
             raise InternalError(self._failure)
-
-    def end(self) -> None:
-        """Let `run` drain and stop."""
-        self._stopping.set()
 
     def fail(self, why: str) -> None:
         """Stop at once: the process cannot serve any more."""
@@ -125,17 +124,6 @@ class Server:
 
     def _service_names(self) -> Sequence[str]:
         return [name for name in self._names if name.startswith("outrider.")]
-
-
-def end_at_signals(*servers: Server) -> None:
-    """From now on SIGTERM or SIGINT ends the servers of this process."""
-
-    def end() -> None:
-        for server in servers:
-            server.end()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, end)
 
 
 def run_event_loop(main: Awaitable[None]) -> None:

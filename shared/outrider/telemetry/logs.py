@@ -21,5 +21,5 @@ def configure(level: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     # The services' packages are named outrider_*, so each is set beside the library's own.
-    for name in ("outrider", "outrider_coordinator", "outrider_draft", "outrider_pair", "outrider_verifier", "outrider_cli"):
+    for name in ("outrider", "outrider_coordinator", "outrider_draft", "outrider_verifier", "outrider_cli"):
         logging.getLogger(name).setLevel(level.upper())

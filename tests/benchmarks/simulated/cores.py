@@ -78,11 +78,6 @@ class SimulatedCore(ABC):
         """True while a session has work."""
         return bool(self.working)
 
-    @property
-    def complete(self) -> bool:
-        """True if every session has."""
-        return len(self.working) == len(self.sessions)
-
     def handle(self, peer: SimulatedPeer, item: Any) -> Any:
         """Take one item."""
         place = (peer, item.key.session)

@@ -17,10 +17,13 @@ from outrider.engine.worker import DeviceWorker
 from outrider.protocol.items import ModelInfo
 from outrider.rpc import codec
 from outrider.rpc.replica_server import ModelServicer, ReplicaInfo, ReplicaStreams
-from outrider.rpc.replica_services import register_draft, register_verifier
-from outrider.rpc.server import Server, end_at_signals, run_event_loop
+from outrider.rpc.server import Server, run_event_loop
 from outrider.text.vocabulary import fingerprint, tokens_by_id
 from outrider.v1 import model_pb2, model_pb2_grpc
+from outrider.v1.draft_pb2_grpc import add_DraftServiceServicer_to_server
+from outrider.v1.verifier_pb2_grpc import add_VerifierServiceServicer_to_server
+from outrider_draft.servicer import DraftServicer
+from outrider_verifier.servicer import VerifierServicer
 from tests.benchmarks.simulated.cores import SimulatedDraft, SimulatedVerifier, StepTime
 from tests.benchmarks.simulated.text import Text
 from tests.tiny_models import build_tokenizer
@@ -65,13 +68,15 @@ async def serve(arguments: argparse.Namespace) -> None:
         max_proposal=63,
     )
     streams: ReplicaStreams[Any, Any] = ReplicaStreams(codec.VERIFIER if verifier else codec.DRAFT, worker, info)
-    register = partial(register_verifier if verifier else register_draft, streams)
+    if verifier:
+        register = partial(add_VerifierServiceServicer_to_server, VerifierServicer(streams))
+    else:
+        register = partial(add_DraftServiceServicer_to_server, DraftServicer(streams))
     server.add(f"outrider.v1.{'Verifier' if verifier else 'Draft'}Service", register)
     servicer = ModelServicer(info, export_tokenizer(tokenizer))
     server.add("outrider.v1.ModelService", partial(model_pb2_grpc.add_ModelServiceServicer_to_server, servicer))
     worker.start()
     try:
-        end_at_signals(server)
         await server.run(streams.drained, grace_s=0.2)
     finally:
         await asyncio.to_thread(worker.stop)

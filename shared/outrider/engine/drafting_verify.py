@@ -1,0 +1,114 @@
+"""A verifier that drafts by itself where it is told to, see `outrider.engine.own_draft`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Verdict
+from outrider.engine.engine import Engine
+from outrider.engine.own_draft import OwnDraft, OwnGuess
+from outrider.engine.sessions import ReplicaPeer, Reply, Session
+from outrider.engine.verify import VerifyCore
+from outrider.errors import InvalidArgument
+from outrider.protocol.items import DraftAhead, DraftFirst, Open, Opened, Propose, Verified, Verify
+from outrider.sampling.verify import VerifyRows
+from outrider.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+
+class DraftingVerifyCore(VerifyCore):
+    """Drafting goes before verifying, so that sessions whose rounds end together stay together.
+
+    Where both have something to do for long, as when a long prompt is prefilled, they take turns.
+    """
+
+    drafts = True
+
+    def __init__(self, engine: Engine, own: OwnDraft, *, max_proposal: int, lease_s: float) -> None:
+        """See `ReplicaCore`."""
+        super().__init__(engine, max_proposal=max_proposal, lease_s=lease_s)
+        self._own = own
+        self._drafted: dict[Session[VerifyRows], tuple[Proposal, int]] = {}  # for the rounds in progress
+        self._drafted_last = False  # the pass before this one was the draft's
+        self.sessions.on_remove = self._forget
+
+    def claim_thread(self) -> None:
+        """See `Core`."""
+        super().claim_thread()
+        self._own.claim_thread()
+
+    @property
+    def busy(self) -> bool:
+        """See `Core`."""
+        return self._own.busy or super().busy
+
+    def step(self) -> Sequence[tuple[ReplicaPeer, Reply]]:
+        """A pass of the draft or one of the target."""
+        self._drafted_last = self._own.busy and not (self._drafted_last and super().busy)
+        if not self._drafted_last:
+            return super().step()
+        for guess in self._own.step():
+            self._verify(guess)
+        return []
+
+    def drop_peer(self, peer: ReplicaPeer) -> None:
+        """See `Core`."""
+        super().drop_peer(peer)
+        self._own.drop_peer(peer)
+
+    def expire(self, now: float) -> None:
+        """See `Core`."""
+        super().expire(now)
+        self._own.expire(now)
+
+    def open(self, peer: ReplicaPeer, item: Open) -> Opened:
+        """See `ReplicaCore`."""
+        reply = super().open(peer, item)
+        self._own.expect(self.sessions.find(peer, item.key), item)
+        return reply
+
+    def start_round(self, session: Session[VerifyRows], item: Verify | Propose | DraftAhead) -> Reply | None:
+        """Check the proposal, or begin to make one."""
+        assert isinstance(item, Verify)
+        self._own.cancel(session)
+        self._drafted.pop(session, None)
+        if item.draft_first is None:
+            return super().start_round(session, item)
+        if len(item.proposal):
+            raise InvalidArgument("verify.draft_first", item.draft_first.max_tokens, "unset where there is a proposal")
+        if item.draft_first.max_tokens > self.max_proposal:
+            raise InvalidArgument(
+                "verify.draft_first.max_tokens", item.draft_first.max_tokens, f"at most {self.max_proposal}"
+            )
+        if guess := self._own.ask(session, _fitting(item.draft_first, session)):
+            self._verify(guess)
+        return None
+
+    def verified(self, session: Session[VerifyRows], verdict: Verdict) -> Verified:
+        """The verdict, and what was drafted for it here."""
+        proposal, microseconds = self._drafted.pop(session, (NO_PROPOSAL, 0))
+        return Verified(session.key, verdict, proposal, microseconds)
+
+    def _verify(self, guess: OwnGuess) -> None:
+        """The session's round goes on with what was drafted for it, or without."""
+        session, proposal = guess.session, guess.proposal
+        try:
+            session.work = VerifyRows(session.sampling, len(session.history), proposal)
+        except InvalidArgument as error:
+            log.error("the draft guessed what the target cannot verify: %s", error)
+            proposal = NO_PROPOSAL
+            session.work = VerifyRows(session.sampling, len(session.history), proposal)
+        self._drafted[session] = proposal, guess.microseconds
+
+    def _forget(self, session: Session[VerifyRows]) -> None:
+        self._own.forget(session)
+        self._drafted.pop(session, None)
+
+
+def _fitting(wanted: DraftFirst, session: Session[VerifyRows]) -> DraftFirst:
+    """As much as the session has room for."""
+    room = session.sequence.max_length - len(session.history)
+    if wanted.max_tokens + sum(wanted.siblings) <= room:
+        return wanted
+    return DraftFirst(min(wanted.max_tokens, room))
