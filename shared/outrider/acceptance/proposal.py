@@ -37,7 +37,7 @@ class Proposal:
     q: tuple[SparseQ, ...] = ()  # [n] or empty
 
     def __len__(self) -> int:
-        return len(self.tree)
+        return len(self.tree.tokens)
 
     def clipped(self, depth: int, nodes: int | None = None) -> Proposal:
         """Without what is deeper than `depth`, and of the rest the first `nodes` where these are given.

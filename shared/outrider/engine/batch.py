@@ -30,11 +30,18 @@ class Feed:
     grown: int = 0
 
     def __len__(self) -> int:
-        return len(self.tokens) + len(self.tree) - self.grown
+        return len(self.tokens) + len(self.tree.tokens) - self.grown
 
     def ids(self) -> tuple[int, ...]:
         """The token ids of its rows."""
         return (*self.tokens, *self.tree.tokens[self.grown :])
+
+    @property
+    def continues(self) -> bool:
+        """True if what it takes to be in flight is what is in flight."""
+        if not self.grown:
+            return not self.sequence.tree.tokens
+        return not self.tokens and self.sequence.tree == self.tree.truncated(self.grown)
 
     @property
     def logit_rows(self) -> int:

@@ -85,13 +85,14 @@ class Engine:
         vocabulary size; ids beyond that are padding. The chains join their sequences' `cached`; the trees stay in
         flight until `align`. Raises ResourceExhausted, and changes no sequence, if the device has no room to compute.
         """
-        total = sum(len(feed) for feed in feeds)
-        assert 0 < total <= self.options.max_batch_tokens
+        total = 0
         for feed in feeds:
-            assert len(feed)
-            assert feed.sequence.tree == feed.tree.truncated(feed.grown), "align before the next pass, or grow the tree"
-            assert not (feed.tokens and feed.grown)
-            feed.sequence.check_room(len(feed))
+            count = len(feed)
+            assert count
+            assert feed.continues, "align before the next pass, or grow the tree"
+            feed.sequence.check_room(count)
+            total += count
+        assert 0 < total <= self.options.max_batch_tokens
         try:
             return self._advance(feeds)
         except torch.OutOfMemoryError as error:

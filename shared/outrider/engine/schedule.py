@@ -37,21 +37,23 @@ def schedule(demands: Sequence[Demand], *, budget: int, decode_limit: int) -> li
         decode_limit: largest total of a decoding session; at most `budget`.
     """
     assert 0 < decode_limit <= budget, "a decoding session must fit into one step"
+    totals = [demand.total for demand in demands]
+    if sum(totals) <= budget and max(totals, default=0) <= decode_limit:  # as in most steps
+        return [demand.chain for demand in demands]
     grants = [0] * len(demands)
-    decoding = [index for index, demand in enumerate(demands) if demand.total <= decode_limit]
-    prefilling = [index for index, demand in enumerate(demands) if demand.total > decode_limit]
+    decoding = [index for index, total in enumerate(totals) if total <= decode_limit]
+    prefilling = [index for index, total in enumerate(totals) if total > decode_limit]
     kept = int(budget * PREFILL_SHARE) if prefilling else 0
     left = budget
     for index in decoding:
-        demand = demands[index]
-        if demand.total <= left - kept or left == budget:
-            grants[index] = demand.chain
-            left -= demand.total
+        if totals[index] <= left - kept or left == budget:
+            grants[index] = demands[index].chain
+            left -= totals[index]
     for index in prefilling:
         demand = demands[index]
-        if demand.total <= left:
+        if totals[index] <= left:
             grants[index] = demand.chain
-            left -= demand.total
+            left -= totals[index]
         elif left > 0:
             # A chunk stops short of the last token, which must run together with the tree.
             grants[index] = min(left, demand.chain - 1)

@@ -103,7 +103,7 @@ class KvSequence:
 
     def check_room(self, count: int) -> None:
         """Raise InvalidArgument unless `count` tokens and nodes fit into what was reserved, after all that is there."""
-        total = len(self.cached) + len(self.tree) + count
+        total = len(self.cached) + len(self.tree.tokens) + count
         if total > self.max_length:
             raise InvalidArgument("tokens", total, f"at most max_length, {self.max_length}")
 
@@ -167,15 +167,15 @@ class KvSequence:
 
     def _walk(self, history: Sequence[int], limit: int) -> tuple[int, ...]:
         """The longest path of nodes in flight that continues `cached` along `history`. Siblings may be equal."""
-        front = [ROOT]
-        for token in history[len(self.cached) : limit]:
-            reached = [
-                child for node in front for child in self.tree.children(node) if self.tree.tokens[child] == token
-            ]
-            if not reached:
-                break
-            front = reached
-        return self.tree.path(front[0])
+        tree, best, base = self.tree, ROOT, len(self.cached)
+        agreed = {ROOT: 0}  # how many tokens the path down to a node has, if they are the history's
+        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+            depth = agreed.get(parent)
+            if depth is not None and base + depth < limit and history[base + depth] == token:
+                agreed[node] = depth + 1
+                if depth == agreed[best]:
+                    best = node
+        return tree.path(best)
 
     def _accept(self, path: Sequence[int]) -> None:
         base = len(self.cached)
