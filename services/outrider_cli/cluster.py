@@ -26,9 +26,10 @@ class LocalCluster:
             client = Client(cluster.address)
 
     Without `draft_model` and `draft_layers` the draft service runs the target model itself; `with_draft=False` starts
-    none. `dtype` and `device` may be None: the services choose. `*_flags` go to the service as they are. `log` gets
-    (role, line) for every line that a service logs. Raises ServiceFailed, with the service's last log lines, if one
-    does not start; the children die with this process, even if it is killed.
+    none; `together` gives the draft to the verifier's own process, which is best where they share a GPU. `dtype` and
+    `device` may be None: the services choose. `*_flags` go to the service as they are. `log` gets (role, line) for
+    every line that a service logs. Raises ServiceFailed, with the service's last log lines, if one does not start; the
+    children die with this process, even if it is killed.
     """
 
     def __init__(
@@ -44,14 +45,17 @@ class LocalCluster:
         verifier_flags: Sequence[str] = (),
         draft_flags: Sequence[str] = (),
         with_draft: bool = True,
+        together: bool = False,
         start_timeout_s: float = START_TIMEOUT_S,
         log: Log | None = None,
     ) -> None:
         common = [*_flag("dtype", dtype), *_flag("device", device)]
         self._flags = {"verifier": ["--model", model, *common, *verifier_flags]}
-        if with_draft:
-            layers = _flag("layers", draft_layers)
-            self._flags["draft"] = ["--model", draft_model or model, *common, *layers, *draft_flags]
+        of_draft = ["--model", draft_model or model], [*_flag("layers", draft_layers), *draft_flags]
+        if with_draft and together:
+            self._flags["verifier"] += [flag.replace("--", "--draft-", 1) for part in of_draft for flag in part]
+        elif with_draft:
+            self._flags["draft"] = [*of_draft[0], *common, *of_draft[1]]
         self._models = tuple(self._flags)
         self._coordinator_flags = coordinator_flags
         self._listen = listen

@@ -45,6 +45,9 @@ def up(
     ] = None,
     draft_quantization: Annotated[str | None, typer.Option(help="The same for the draft model.")] = None,
     device: Annotated[str | None, typer.Option(help="Where the models run, such as cpu or cuda:0.")] = None,
+    together: Annotated[
+        bool, typer.Option("--together", help="Verifier and draft in one process that does both in turns: for one GPU.")
+    ] = False,
     as_json: options.AsJson = False,
     start_timeout: Annotated[
         float, typer.Option(min=1, help="Seconds that loading may take.", rich_help_panel=_ADVANCED)
@@ -72,6 +75,9 @@ def up(
         raise typer.BadParameter("model needs --draft-model or --draft-layers", param_hint="--drafter")
     if draft_quantization is not None and not with_draft:
         raise typer.BadParameter("needs --draft-model or --draft-layers", param_hint="--draft-quantization")
+    if together and not with_draft:
+        raise typer.BadParameter("needs --draft-model or --draft-layers", param_hint="--together")
+    memory = () if together else _SHARED_MEMORY
     speculation = {
         "drafter": drafter or Drafter.AUTO,
         "max-draft-tokens": max_draft_tokens,
@@ -85,9 +91,10 @@ def up(
         device=device,
         listen=f"{host}:{port}",
         coordinator_flags=[*_flags(speculation), *shlex.split(coordinator_flags)],
-        verifier_flags=[*_SHARED_MEMORY, *_flags({"quantization": quantization}), *shlex.split(verifier_flags)],
-        draft_flags=[*_SHARED_MEMORY, *_flags({"quantization": draft_quantization}), *shlex.split(draft_flags)],
+        verifier_flags=[*memory, *_flags({"quantization": quantization}), *shlex.split(verifier_flags)],
+        draft_flags=[*memory, *_flags({"quantization": draft_quantization}), *shlex.split(draft_flags)],
         with_draft=with_draft,
+        together=together,
         start_timeout_s=start_timeout,
         log=_show_log,
     )

@@ -73,6 +73,17 @@ def test_without_a_draft(stand_ins: StandIns) -> None:
     assert "--drafts" not in log.flags_of("coordinator")
 
 
+def test_a_draft_in_the_verifiers_process(stand_ins: StandIns) -> None:
+    log = Lines()
+    options = {"draft_model": "small", "draft_layers": 3, "draft_flags": ["--kv-tokens", "64"], "together": True}
+    with LocalCluster("big", verifier_flags=["--threads", "1"], log=log, **options) as cluster:
+        assert list(cluster.pids) == ["verifier", "coordinator"]
+    own = ["--draft-model", "small", "--draft-layers", "3", "--draft-kv-tokens", "64"]
+    types = ["--dtype", "float32", "--device", "cpu"]
+    assert log.flags_of("verifier") == ["--listen", "127.0.0.1:0", "--model", "big", *types, "--threads", "1", *own]
+    assert "--drafts" not in log.flags_of("coordinator")
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_a_service_that_crashes_is_named_with_its_last_lines(stand_ins: StandIns, role: str) -> None:
     stand_ins(**{role: "crashes"})

@@ -71,6 +71,26 @@ def test_speculation_flags_reach_the_coordinator(stand_ins: StandIns) -> None:
         assert f'"--quantization", "{weights}"' in line
 
 
+def test_a_draft_of_the_verifiers_own(stand_ins: StandIns) -> None:
+    flags = ("--draft-layers", "3", "--draft-quantization", "int8", "--together", "--draft-flags", "--kv-tokens 64")
+    with up(*flags, "--json") as process:
+        assert process.stdout is not None
+        assert list(json.loads(process.stdout.readline())["pids"]) == ["verifier", "coordinator"]
+        process.terminate()
+        _, logs = process.communicate(timeout=WAIT_S)
+    (line,) = (line for line in logs.splitlines() if line.startswith("verifier") and "flags [" in line)
+    assert '"--draft-layers", "3", "--draft-quantization", "int8", "--draft-kv-tokens", "64"' in line
+    assert "memory-fraction" not in line
+
+
+def test_together_needs_a_draft(stand_ins: StandIns) -> None:
+    with up("--together") as process:
+        _, logs = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 2
+    assert "--together" in logs
+    assert "--draft-model or --draft-layers" in logs
+
+
 def test_up_ends_with_a_clear_error_if_a_service_dies(stand_ins: StandIns) -> None:
     with up("--json") as process:
         assert process.stdout is not None
