@@ -11,12 +11,17 @@ from typing import Protocol
 from outrider.acceptance.choice import Choice
 from outrider.acceptance.ngram import NgramIndex
 from outrider.acceptance.proposal import Proposal
+from outrider.protocol.items import DraftFirst
+from outrider_coordinator.orders import Checked
+from outrider_coordinator.target import TargetBinding
 
 
 class Drafter(Protocol):
     """A source of proposals for one session."""
 
-    fallback_reason: str  # why it stopped proposing, if it did
+    @property
+    def fallback_reason(self) -> str:
+        """Why it stopped proposing, if it did."""
 
     def level(self, committed: Sequence[int]) -> int:
         """How much speaks for its next token, as `AcceptanceEstimate` counts it; 0 while it has nothing to propose."""
@@ -24,7 +29,7 @@ class Drafter(Protocol):
     def up_to_date(self, committed: Sequence[int], max_tokens: int) -> bool:
         """False if its next proposal has first to catch up, so that its time says nothing of the ones to come."""
 
-    async def propose(self, committed: Sequence[int], choice: Choice) -> Proposal:
+    async def propose(self, committed: Sequence[int], choice: Choice) -> Checked:
         """What was chosen, or less; `NO_PROPOSAL` whenever nothing is at hand. Never raises for a lost replica."""
 
     async def close(self) -> None:
@@ -54,3 +59,34 @@ class NgramDrafter:
 
     async def close(self) -> None:
         """Nothing to free."""
+
+
+class OwnDrafter:
+    """The draft that the session's verifier has of its own: it proposes within the round, without a round trip."""
+
+    def __init__(self, target: TargetBinding) -> None:
+        self._target = target
+        self._drafted_in = 0  # the opening in which it last drafted
+        self._drafted_at = 0  # committed tokens then
+
+    @property
+    def fallback_reason(self) -> str:
+        """See Drafter."""
+        return self._target.draft_trouble
+
+    def level(self, committed: Sequence[int]) -> int:
+        """1 while the session is on a verifier that drafts."""
+        return int(self._target.drafts)
+
+    def up_to_date(self, committed: Sequence[int], max_tokens: int) -> bool:
+        """False for the first guess after opening, and when more was committed since the last than one round does."""
+        known = self._drafted_in == self._target.opening
+        return known and len(committed) - self._drafted_at <= max_tokens + 1
+
+    async def propose(self, committed: Sequence[int], choice: Choice) -> DraftFirst:
+        """What the verifier is to draft."""
+        self._drafted_in, self._drafted_at = self._target.opening, len(committed)
+        return DraftFirst(choice.length, choice.siblings)
+
+    async def close(self) -> None:
+        """Nothing to free: it ends with the session on the verifier."""

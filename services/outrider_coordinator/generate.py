@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 
 from outrider_coordinator.session import Delta, Session
 from outrider_coordinator.speculator import Speculator
@@ -15,12 +16,14 @@ async def generate(session: Session, target: TargetBinding, speculator: Speculat
     clock = RoundClock()
     while session.finish is None:
         promised = target.promised(session.committed)
-        proposal = await speculator.propose(session.committed, session.draft_budget, promised)
+        wanted = await speculator.propose(session.committed, session.draft_budget, promised)
         clock.proposed()
-        speculator.look_ahead(session.committed, proposal, session.draft_budget)
-        verdict = await target.verify(session.committed, proposal, plainly=speculator.goes_on_plainly(proposal))
-        clock.verified(began_by_itself=promised is not None)
-        delta = session.commit(proposal, verdict)
-        speculator.learn(proposal, delta, propose_ms=clock.propose_ms, verify_ms=clock.verify_ms)
+        speculator.look_ahead(session.committed, wanted, session.draft_budget)
+        judged = await target.verify(
+            session.committed, wanted, following=partial(speculator.following, session.committed, wanted)
+        )
+        clock.verified(began_by_itself=promised is not None, draft_ms=judged.draft_ms)
+        delta = session.commit(judged.proposal, judged.verdict)
+        speculator.learn(judged.proposal, delta, propose_ms=clock.propose_ms, verify_ms=clock.verify_ms)
         yield delta
         clock.emitted()

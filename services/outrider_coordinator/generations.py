@@ -20,7 +20,7 @@ from outrider.errors import InvalidArgument, Unavailable
 from outrider.telemetry import metrics
 from outrider_coordinator.admission import Admission
 from outrider_coordinator.buffer import Buffer
-from outrider_coordinator.drafters import Drafter, NgramDrafter
+from outrider_coordinator.drafters import Drafter, NgramDrafter, OwnDrafter
 from outrider_coordinator.generate import generate
 from outrider_coordinator.look_ahead import LookAhead
 from outrider_coordinator.model_drafter import ModelDrafter
@@ -110,6 +110,7 @@ class Generations:
             timeout_s=self._settings.verify_timeout_s,
             failover_s=self._settings.failover_s,
             room_s=self._settings.queue_timeout_s,
+            retry_s=self._settings.draft_retry_s,
             epochs=self._epochs,
         )
         return Generation(session, target, self._speculator(session, target), client)
@@ -182,6 +183,7 @@ class Generations:
         kinds = {wanted.drafter} if wanted.drafter is not DrafterKind.AUTO else {DrafterKind.NGRAM, DrafterKind.MODEL}
         control = DraftControl(self.costs, policy, self.siblings, self.nodes)
         look_ahead: LookAhead | None = None
+        own_draft: OwnDrafter | None = None
         drafters: dict[Source, Drafter] = {}
         if DrafterKind.NGRAM in kinds:
             drafters[Source.NGRAM] = NgramDrafter()
@@ -196,13 +198,17 @@ class Generations:
             )
             mode, branches = settings.look_ahead, settings.look_ahead_branches
             look_ahead = LookAhead(session, model, target, control, self.costs, mode=mode, branches=branches)
-        lacking = wanted.drafter is DrafterKind.MODEL and not drafters
+        elif DrafterKind.MODEL in kinds:  # whatever verifier the session comes to may have one
+            drafters[Source.MODEL] = own_draft = OwnDrafter(target)
+        nobody = own_draft is not None and not any(link.drafts for link in self._replicas.verifiers)
+        lacking = wanted.drafter is DrafterKind.MODEL and nobody
         reason = "this coordinator has no draft replicas" if lacking else ""
         return Speculator(
             session,
             control,
             drafters,
             look_ahead=look_ahead,
+            own_draft=own_draft,
             most_nodes=lambda: self._replicas.max_proposal,
             reason=reason,
         )

@@ -115,7 +115,10 @@ class LookAhead:
         metrics.drafted_ahead.add(drafted)
         if self._control.leads:
             self._target.follow_up(
-                base, in_flight, self._still_open(in_flight, reply.foreseen), plainly=self._goes_plain(in_flight)
+                base,
+                in_flight,
+                self._still_open(in_flight, reply.foreseen),
+                otherwise=NO_PROPOSAL if self._goes_plain(in_flight) else None,
             )
         return OutcomeCache(base, in_flight, ((f.node, f.next_token, f.proposal) for f in reply.foreseen))
 

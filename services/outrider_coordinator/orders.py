@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from outrider.acceptance.outcomes import OutcomeCache
-from outrider.acceptance.proposal import NO_PROPOSAL, Proposal
+from outrider.acceptance.proposal import Proposal
 from outrider.acceptance.tree import TokenTree
-from outrider.protocol.items import FollowUp, Foreseen, Key, VerifierReply, VerifierRequest
+from outrider.protocol.items import DraftFirst, FollowUp, Foreseen, Key, VerifierReply, VerifierRequest
 from outrider.rpc.replica_link import ReplicaLink
 
 VerifierLink = ReplicaLink[VerifierRequest, VerifierReply]
+Checked = Proposal | DraftFirst
+"""What a round verifies: a proposal, or what the verifier drafts for it by itself."""
+
+
+def deepest(checked: TokenTree | DraftFirst) -> int:
+    """Most tokens that can be accepted in a round."""
+    return checked.max_tokens if isinstance(checked, DraftFirst) else checked.depth
 
 
 class Orders:
@@ -24,28 +31,41 @@ class Orders:
         self._link = link
         self._key = key
         self._base = 0  # of the round in flight when the order was given; 0: there is none
-        self._outcomes = OutcomeCache(0, NO_PROPOSAL.tree, ())
-        self._plainly = False
+        self._outcomes: OutcomeCache | None = None  # None: nothing is foreseen, whatever comes is followed alike
+        self._otherwise: Checked | None = None
         self._expected: list[Key] = []
-        self._promised: tuple[int, Proposal | None] = 0, None  # what was found last, and for how many committed tokens
+        self._promised: tuple[int, Checked | None] = 0, None  # what was found last, and for how many committed tokens
 
-    def give(self, base: int, in_flight: TokenTree, foreseen: Sequence[Foreseen], *, plainly: bool) -> int:
-        """Tell the verifier what to begin when the round of `in_flight` after `base` tokens has ended; bytes sent."""
+    def give(
+        self,
+        base: int,
+        in_flight: TokenTree | DraftFirst,
+        foreseen: Sequence[Foreseen] = (),
+        *,
+        otherwise: Checked | None,
+    ) -> int:
+        """Tell the verifier what to begin when the round of `in_flight` after `base` tokens has ended; bytes sent.
+
+        `otherwise`: after an outcome that is not foreseen; `NO_PROPOSAL` is a plain round, None is nothing.
+        """
         assert self._base == 0, "one order a round"
-        self._base, self._plainly = base, plainly
-        self._outcomes = OutcomeCache(base, in_flight, ((f.node, f.next_token, f.proposal) for f in foreseen))
-        deepest = max(in_flight.depths(), default=0)
-        self._expected = [self._key(base + length) for length in range(1, deepest + 2)]
+        self._base, self._otherwise = base, otherwise
+        if foreseen:
+            assert isinstance(in_flight, TokenTree), "of what the verifier drafts nothing can be foreseen"
+            self._outcomes = OutcomeCache(base, in_flight, ((f.node, f.next_token, f.proposal) for f in foreseen))
+        self._expected = [self._key(base + length) for length in range(1, deepest(in_flight) + 2)]
         for key in self._expected:
             self._link.expect(key)
-        return self._link.tell(FollowUp(self._key(base), tuple(foreseen), plainly))
+        first = otherwise if isinstance(otherwise, DraftFirst) else None
+        plainly = otherwise is not None and first is None
+        return self._link.tell(FollowUp(self._key(base), tuple(foreseen), plainly, first))
 
     def given(self, base: int) -> bool:
         """True if there is an order for this round."""
         return self._base == base
 
-    def promised(self, committed: Sequence[int]) -> Proposal | None:
-        """The proposal that the verifier checks after `committed` by itself; None: it waits to be told."""
+    def promised(self, committed: Sequence[int]) -> Checked | None:
+        """What the verifier checks after `committed` by itself; None: it waits to be told."""
         if not self._base:
             return None
         # Tokens are only ever added, so their number says which they are: each round asks twice.
@@ -53,13 +73,16 @@ class Orders:
             self._promised = len(committed), self._find(committed)
         return self._promised[1]
 
-    def _find(self, committed: Sequence[int]) -> Proposal | None:
-        lookup = self._outcomes.find(committed)
-        if lookup is None:
+    def _find(self, committed: Sequence[int]) -> Checked | None:
+        if len(committed) <= self._base:
             return None
-        if lookup.proposal is not None:
-            return lookup.proposal
-        return NO_PROPOSAL if self._plainly else None
+        if self._outcomes is not None:
+            lookup = self._outcomes.find(committed)
+            if lookup is None:
+                return None
+            if lookup.proposal is not None:
+                return lookup.proposal
+        return self._otherwise
 
     def end(self, kept: Key | None = None) -> None:
         """The round has ended: no reply is expected any more but, where it was promised, `kept`."""
@@ -67,3 +90,4 @@ class Orders:
             if key != kept:
                 self._link.forget(key)
         self._base, self._expected, self._promised = 0, [], (0, None)
+        self._outcomes = self._otherwise = None

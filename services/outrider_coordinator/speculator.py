@@ -9,10 +9,12 @@ from outrider.acceptance.choice import Choice
 from outrider.acceptance.control import MAX_NODES, DraftControl, Round
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
 from outrider.acceptance.shape import fall_of, pruned, widths_of
+from outrider.protocol.items import DraftFirst
 from outrider.telemetry import metrics
 from outrider.telemetry.logs import get_logger
-from outrider_coordinator.drafters import Drafter
+from outrider_coordinator.drafters import Drafter, OwnDrafter
 from outrider_coordinator.look_ahead import LookAhead
+from outrider_coordinator.orders import Checked, deepest
 from outrider_coordinator.session import Delta, Session
 
 log = get_logger(__name__)
@@ -28,15 +30,17 @@ class Speculator:
         drafters: Mapping[Source, Drafter],
         *,
         look_ahead: LookAhead | None = None,
+        own_draft: OwnDrafter | None = None,
         most_nodes: Callable[[], int] = lambda: MAX_NODES,
         reason: str = "",
     ) -> None:
-        """`most_nodes`: how many proposed tokens the replicas take.
+        """`own_draft`: of `drafters` the one that drafts within the rounds. `most_nodes`: what the replicas take.
 
         `reason`: why there are no drafters, where the request asked for some.
         """
         self._most_nodes = most_nodes
         self._look_ahead = look_ahead
+        self._own_draft = own_draft
         self._foreseen: bool | None = None  # the round in progress had been foreseen; None: nothing had been drafted
         self._session = session
         self._control = control
@@ -52,8 +56,10 @@ class Speculator:
         reasons = (self._reason, self._control.fallback_reason, *(d.fallback_reason for d in self._drafters.values()))
         return next(filter(None, reasons), "")
 
-    async def propose(self, committed: Sequence[int], max_tokens: int, promised: Proposal | None = None) -> Proposal:
+    async def propose(self, committed: Sequence[int], max_tokens: int, promised: Checked | None = None) -> Checked:
         """A proposal of at most `max_tokens` tokens, or `NO_PROPOSAL` where none is expected to pay.
+
+        It may be left to the verifier to draft it.
 
         `promised`: what the verifier checks already.
         """
@@ -65,9 +71,7 @@ class Speculator:
             levels = {source: level for source, each in self._drafters.items() if (level := each.level(committed))}
         self._levels, self._longest = levels, max_tokens
         if promised is not None:
-            self._up_to_date = False
-            self._control.went_on(levels, Choice(promised.source, promised.tree.depth))
-            return promised
+            return await self._go_on(committed, promised)
         nodes = min(self._session.node_budget_after(0), most) if levels else 0
         choice = self._control.decide(levels, max_tokens, ahead.tree.depth if ahead else 0, nodes)
         if not choice.length:
@@ -80,22 +84,36 @@ class Speculator:
         self._up_to_date = drafter.up_to_date(committed, max_tokens)
         return await drafter.propose(committed, choice)
 
-    def look_ahead(self, committed: Sequence[int], proposal: Proposal, max_tokens: int) -> None:
-        """`proposal`, after `committed`, is being verified: let the draft work on meanwhile."""
-        self._control.begin(len(proposal))
+    def look_ahead(self, committed: Sequence[int], wanted: Checked, max_tokens: int) -> None:
+        """`wanted`, after `committed`, is about to be verified: let the draft work on meanwhile."""
+        if isinstance(wanted, DraftFirst):
+            self._control.begin(wanted.max_tokens + sum(wanted.siblings))
+            return
+        self._control.begin(len(wanted))
         if self._look_ahead is not None:
-            self._look_ahead.begin(committed, proposal.tree, min(max_tokens, self._longest))
+            self._look_ahead.begin(committed, wanted.tree, min(max_tokens, self._longest))
 
-    def goes_on_plainly(self, proposal: Proposal) -> bool:
-        """Whether a plain round follows this one, whatever comes of it, and something remains to be said then.
+    def following(self, committed: Sequence[int], wanted: Checked) -> Checked | None:
+        """What follows the round of `wanted`, whatever comes of it; None: that depends on it, or nothing remains then.
 
-        So it does where this one had better be plain too: what n-grams then find is proposed a round later, which costs
-        less than to keep the verifier waiting in every plain round. Where the draft works ahead, its table says it.
+        A plain round follows where this one had better be plain too: what n-grams then find is proposed a round later,
+        which costs less than to keep the verifier waiting in every plain round. Where the verifier drafts by itself,
+        what would be chosen now is what follows. Where a draft works ahead, its table says it.
         """
         if self._look_ahead is not None and self._look_ahead.begun:
-            return False
-        more = self._session.draft_budget_after(proposal.tree.depth + 1) is not None
-        return more and self._control.rests(self._levels, self._longest)
+            return None
+        count = 1 + deepest(wanted if isinstance(wanted, DraftFirst) else wanted.tree)
+        longest = self._session.draft_budget_after(count)
+        if longest is None:
+            return None
+        if self._own_draft is None or not self._own_draft.level(committed):
+            return NO_PROPOSAL if self._control.rests(self._levels, self._longest) else None
+        most = self._most_nodes()
+        nodes = min(self._session.node_budget_after(count), most)
+        choice = self._control.decide_next({**self._levels, Source.MODEL: 1}, min(longest, most), nodes)
+        if choice is None or choice.source is Source.NGRAM:
+            return None
+        return DraftFirst(choice.length, choice.siblings) if choice.length else NO_PROPOSAL
 
     def learn(self, proposal: Proposal, delta: Delta, *, propose_ms: float, verify_ms: float) -> None:
         """Take in how a round went, and how long its two parts took in milliseconds."""
@@ -117,6 +135,19 @@ class Speculator:
         if self._control.record(result):
             log.warning("session %d falls back to plain decoding: %s", self._session.number, self.fallback_reason)
             metrics.fallbacks.add(1, {"cause": "acceptance"})
+
+    async def _go_on(self, committed: Sequence[int], promised: Checked) -> Checked:
+        """A round that the verifier has begun by itself, as it was told in the one before."""
+        self._up_to_date = False
+        if isinstance(promised, Proposal):
+            self._control.went_on(self._levels, Choice(promised.source, promised.tree.depth))
+            return promised
+        choice = Choice(Source.MODEL, promised.max_tokens, promised.siblings)
+        self._control.went_on(self._levels, choice)
+        if self._own_draft is not None:
+            self._up_to_date = self._own_draft.up_to_date(committed, self._longest)
+            await self._own_draft.propose(committed, choice)
+        return promised
 
     async def close(self) -> None:
         """Free what the drafters hold."""

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from outrider.acceptance.proposal import Proposal, Verdict
+from outrider.acceptance.proposal import NO_PROPOSAL
 from outrider.acceptance.tree import TokenTree
-from outrider.errors import DeadlineExceeded, InternalError, OutriderError, ResourceExhausted, Unavailable
+from outrider.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidArgument,
+    OutriderError,
+    ResourceExhausted,
+    Unavailable,
+)
 from outrider.protocol.items import (
     Advance,
     Close,
+    DraftFirst,
     FailureCode,
     Foreseen,
     Key,
@@ -24,8 +32,10 @@ from outrider.protocol.items import (
 )
 from outrider.rpc.exchange import ItemError
 from outrider.rpc.replica_link import ReplicaLink
+from outrider.telemetry import metrics
 from outrider.telemetry.logs import get_logger
-from outrider_coordinator.orders import Orders
+from outrider_coordinator.judged import Judged, judged
+from outrider_coordinator.orders import Checked, Orders
 from outrider_coordinator.replicas import Replicas
 from outrider_coordinator.room import Room
 from outrider_coordinator.session import Session
@@ -57,11 +67,13 @@ class TargetBinding:
         timeout_s: float,
         failover_s: float,
         room_s: float,
+        retry_s: float,
         epochs: itertools.count[int],
     ) -> None:
         """`timeout_s` bounds one reply, prefill included; `failover_s` the time without any verifier.
 
-        `room_s` bounds the wait for room on a verifier before the answer has begun, `timeout_s` later ones.
+        `retry_s` is the pause after a verifier's own draft had nothing. `room_s` bounds the wait for room on a verifier
+        before the answer has begun, `timeout_s` later ones.
         """
         self._room = room
         self._client = client
@@ -77,9 +89,30 @@ class TargetBinding:
         self._lost: set[str] = set()  # replicas that failed this session since its last round
         self._in_flight = 0  # base length of the round on its way; 0: there is none
         self._orders: Orders | None = None
+        self._retry_s = retry_s
+        self._drafts_from = 0.0  # time.monotonic seconds
+        self.draft_trouble = ""  # why the verifier's own draft last had nothing, if that ever was so
 
-    async def verify(self, committed: Sequence[int], proposal: Proposal, *, plainly: bool = False) -> Verdict:
-        """The target's word on a proposal after `committed`; `plainly`: a plain round follows, whatever comes of it.
+    @property
+    def drafts(self) -> bool:
+        """True while the session is on a verifier that drafts by itself, and that draft has something for it."""
+        return self._link is not None and self._link.drafts and time.monotonic() >= self._drafts_from
+
+    @property
+    def opening(self) -> int:
+        """Which opening of the session this is: another number each time."""
+        return self._epoch
+
+    async def verify(
+        self,
+        committed: Sequence[int],
+        wanted: Checked,
+        following: Callable[[], Checked | None] = lambda: None,
+    ) -> Judged:
+        """The target's word on a proposal after `committed`, or on what its verifier drafts by itself.
+
+        `following` is asked, once the round is on its way, what the verifier is to go on with, whatever comes of it. On
+        a verifier that does not draft, a round for which it was to is a plain one.
 
         Raises Unavailable when no verifier could be had in time, ResourceExhausted when none has room.
         """
@@ -91,7 +124,7 @@ class TargetBinding:
                 await self._leave(keep_s=0.0)
             try:
                 link = self._link or await self._open_in_turn(committed)
-                return await self._round(link, committed, proposal, plainly)
+                return await self._round(link, committed, wanted, following)
             except (Unavailable, DeadlineExceeded) as error:
                 await self._lose(error)
             except ItemError as error:
@@ -102,15 +135,20 @@ class TargetBinding:
         raise Unavailable(f"the session was lost {MAX_REOPENINGS} times in a row")
 
     def follow_up(
-        self, base: int, in_flight: TokenTree, foreseen: Sequence[Foreseen] = (), *, plainly: bool = False
+        self,
+        base: int,
+        in_flight: TokenTree | DraftFirst,
+        foreseen: Sequence[Foreseen] = (),
+        *,
+        otherwise: Checked | None,
     ) -> None:
         """Let the verifier begin by itself what comes after the round of `in_flight`, if that is still on its way."""
         if self._orders is not None and self._in_flight == base and not self._orders.given(base):
-            bytes_sent = self._orders.give(base, in_flight, foreseen, plainly=plainly)
+            bytes_sent = self._orders.give(base, in_flight, foreseen, otherwise=otherwise)
             self._session.counts.wire_bytes += bytes_sent
 
-    def promised(self, committed: Sequence[int]) -> Proposal | None:
-        """The proposal that the verifier checks after `committed` already; None: it waits to be told."""
+    def promised(self, committed: Sequence[int]) -> Checked | None:
+        """What the verifier checks after `committed` already; None: it waits to be told."""
         return self._orders.promised(committed) if self._orders else None
 
     async def close(self) -> None:
@@ -131,7 +169,13 @@ class TargetBinding:
             self._session.counts.wire_bytes += link.tell(Close(self._key(len(committed)), keep_s))
             await self._replicas.release_verifier(self._session.number, link, keep_s=keep_s)
 
-    async def _round(self, link: VerifierLink, committed: Sequence[int], proposal: Proposal, plainly: bool) -> Verdict:
+    async def _round(
+        self,
+        link: VerifierLink,
+        committed: Sequence[int],
+        wanted: Checked,
+        following: Callable[[], Checked | None],
+    ) -> Judged:
         assert self._orders is not None
         known, base = self._known, len(committed)
         key = self._key(base)
@@ -139,19 +183,41 @@ class TargetBinding:
             self._orders.end(kept=key)
         else:
             self._orders.end()
-            link.send(Verify(key, known, tuple(committed[known:]), proposal))
+            if isinstance(wanted, DraftFirst) and not self.drafts:
+                wanted = NO_PROPOSAL
+            link.send(_verify(key, known, tuple(committed[known:]), wanted))
         self._in_flight = base
-        if plainly:
-            self.follow_up(base, proposal.tree, plainly=True)
+        then = following()
+        if then is not None and (self.drafts or not isinstance(then, DraftFirst)):
+            self.follow_up(base, wanted if isinstance(wanted, DraftFirst) else wanted.tree, otherwise=then)
         try:
             exchange = await link.receive(key, self._timeout_s)
         finally:
             self._in_flight = 0
         self._session.counts.wire_bytes += exchange.wire_bytes
         assert isinstance(exchange.reply, Verified)
+        found = self._judged(link, exchange.reply, wanted)
         self._known = base
         self._lost.clear()
-        return exchange.reply.verdict
+        return found
+
+    def _judged(self, link: VerifierLink, reply: Verified, wanted: Checked) -> Judged:
+        """What came of the round. Raise ItemError if it cannot be: then the verifier is lost to the session."""
+        rule, target = self._session.request.speculation.rule, self._replicas.known_target.model
+        try:
+            found = judged(reply, wanted, rule, vocabulary_size=target.vocabulary_size)
+        except InvalidArgument as error:
+            self._pause_drafting(f"{link.address} drafted wrongly: {error}")
+            raise ItemError(FailureCode.INTERNAL, self.draft_trouble) from error
+        if isinstance(wanted, DraftFirst) and not found.proposal:
+            self._pause_drafting(f"the draft in {link.address} had nothing")
+        return found
+
+    def _pause_drafting(self, why: str) -> None:
+        self.draft_trouble = why
+        self._drafts_from = time.monotonic() + self._retry_s
+        log.warning("session %d goes on without a draft for a while: %s", self._session.number, why)
+        metrics.fallbacks.add(1, {"cause": "draft"})
 
     async def _open_in_turn(self, committed: Sequence[int]) -> VerifierLink:
         """Open where there is room, or wait until there is. Raises what `_open` does, and ResourceExhausted."""
@@ -216,6 +282,12 @@ class TargetBinding:
 
     def _key(self, base_length: int) -> Key:
         return Key(self._session.number, self._epoch, base_length)
+
+
+def _verify(key: Key, keep: int, append: tuple[int, ...], wanted: Checked) -> Verify:
+    if isinstance(wanted, DraftFirst):
+        return Verify(key, keep, append, NO_PROPOSAL, wanted)
+    return Verify(key, keep, append, wanted)
 
 
 def _as_client_error(error: ItemError) -> OutriderError:

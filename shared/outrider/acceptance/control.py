@@ -89,6 +89,7 @@ class DraftControl:
         self._choice = PLAIN  # of the round in progress
         self._previous: Choice | None = None  # what the costs last decided, without siblings
         self._nodes = MAX_NODES  # most proposed tokens of the round in progress
+        self._probed: Source | None = None  # what the last decision probes, if that round has not begun
 
     def decide(self, levels: Mapping[Source, int], longest: int, at_hand: int = 0, nodes: int = MAX_NODES) -> Choice:
         """The choice for a round of at most `longest` proposed tokens one after another, and `nodes` in all.
@@ -96,16 +97,28 @@ class DraftControl:
         `levels` has the sources that can propose now, with the level of their first token (`AcceptanceEstimate`).
         `at_hand`: so many tokens of the model were drafted ahead and cost nothing any more; 0: none were.
         """
-        self._levels = levels
-        self._nodes, self._longest = nodes, longest
-        self._costs.at_load(len(self._budget))
-        self._choice = self._decide(longest, min(at_hand, longest)) if levels and longest > 0 else PLAIN
+        self._choose_for(levels, longest, at_hand, nodes)
+        self._begin_probe()
         return self._choice
+
+    def decide_next(self, levels: Mapping[Source, int], longest: int, nodes: int = MAX_NODES) -> Choice | None:
+        """The choice for the round after the one in progress, whatever comes of that; `went_on` begins it.
+
+        None: it depends on what comes of it, which is a probe.
+        """
+        if any(probes.under_way for probes in self._probes.values()):
+            return None
+        in_progress = self._levels, self._choice
+        self._choose_for(levels, longest, 0, nodes)
+        decided = self._choice
+        self._levels, self._choice = in_progress
+        return decided
 
     def went_on(self, levels: Mapping[Source, int], choice: Choice) -> None:
         """The choice of this round had been made before: the verifier was told."""
         self._levels = {Source.MODEL: 1, **levels}
         self._choice = choice
+        self._begin_probe()
 
     def rests(self, levels: Mapping[Source, int], longest: int) -> bool:
         """Whether it would decide for a plain round now, with nothing to learn or to probe; decides nothing."""
@@ -216,7 +229,9 @@ class DraftControl:
         if result.foreseen is not None:
             self._costs.observe_lookup(result.foreseen)
         for each, probes in self._probes.items():
-            probes.advance(result.committed, result.accepted if each is source else None)
+            # A guess that was under way when the request fell back says nothing of whether to come back.
+            counts = each is source and (probes.under_way or not self._fallen)
+            probes.advance(result.committed, result.accepted if counts else None)
         if source is Source.NONE:
             return False
         firsts = result.accepted - (result.stood is not None)
@@ -224,6 +239,18 @@ class DraftControl:
         if source is Source.MODEL and firsts < result.proposed:
             self._siblings.record(result.tried, result.stood)
         return not self._policy.fixed_length and self._judge(source, result)
+
+    def _choose_for(self, levels: Mapping[Source, int], longest: int, at_hand: int, nodes: int) -> None:
+        self._levels, self._probed = levels, None
+        self._nodes, self._longest = nodes, longest
+        self._costs.at_load(len(self._budget))
+        self._choice = self._decide(longest, min(at_hand, longest)) if levels and longest > 0 else PLAIN
+
+    def _begin_probe(self) -> None:
+        """The round that was decided for begins: if it is a probe, it is under way."""
+        source, self._probed = self._probed, None
+        if source is not None and self._probes[source].begin():
+            self._estimates[source].fade()
 
     def _fixed(self, longest: int, at_hand: int) -> Choice:
         """As much as is allowed; of the sources at hand, that whose guess should bring more."""
@@ -285,11 +312,8 @@ class DraftControl:
     def _probe(self, costs: CostTable, longest: int, choice: Choice, best_rate: float) -> Choice | None:
         """One token of a source that was passed over, if its turn has come, to see whether things have changed."""
         source = self._due(costs, self._levels, longest, choice, best_rate)
-        if source is None:
-            return None
-        if self._probes[source].begin():
-            self._estimates[source].fade()
-        return Choice(source, 1)
+        self._probed = source
+        return None if source is None else Choice(source, 1)
 
     def _due(
         self, costs: CostTable, levels: Mapping[Source, int], longest: int, choice: Choice, best_rate: float

@@ -32,6 +32,11 @@ class Probes:
         """Probes in a row that stood, until now."""
         return 0 if self._probing else self._series
 
+    @property
+    def under_way(self) -> bool:
+        """True while the round in progress is a probe."""
+        return self._probing
+
     def due(self, lost: float) -> bool:
         """Whether to probe now; `lost`: tokens that could be committed in the time of a probe, less the one it gets."""
         wait = max(SHORTEST, lost / SHARE) * 2**self._failures

@@ -78,6 +78,11 @@ class ReplicaLink(Generic[Item, Reply]):
         """True while the stream is up and the replica does not drain."""
         return self._takes_new.is_set()
 
+    @property
+    def drafts(self) -> bool:
+        """True while it is a verifier that can be told to draft first."""
+        return self.welcome is not None and self.welcome.drafts
+
     def leave(self) -> None:
         """End the stream to a replica that drains: nothing of ours is there any more. It is tried again later."""
         self._leave.set()

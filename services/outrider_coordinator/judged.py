@@ -1,0 +1,37 @@
+"""What came of a round, as its verifier says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.acceptance.choice import Choice
+from outrider.acceptance.guesses import validate_guess
+from outrider.acceptance.params import Rule
+from outrider.acceptance.proposal import Proposal, Source, Verdict
+from outrider.errors import InvalidArgument
+from outrider.protocol.items import DraftFirst, Verified
+from outrider_coordinator.orders import Checked
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What was verified, and the target's word on it."""
+
+    proposal: Proposal
+    verdict: Verdict
+    draft_ms: float | None = None  # how long the verifier took to draft it by itself; None: it was not told to
+
+
+def judged(reply: Verified, wanted: Checked, rule: Rule, *, vocabulary_size: int) -> Judged:
+    """The reply to a round of `wanted`. Raise InvalidArgument if it cannot be one.
+
+    What a verifier drafted by itself is checked like any draft's guess. `vocabulary_size`: of the target.
+    """
+    if not isinstance(wanted, DraftFirst):
+        return Judged(wanted, reply.verdict)
+    asked = Choice(Source.MODEL, wanted.max_tokens, wanted.siblings)
+    validate_guess(reply.drafted, asked, rule, vocabulary_size=vocabulary_size)
+    rows, expected = len(reply.verdict.next_tokens), len(reply.drafted) + 1
+    if rows != expected:
+        raise InvalidArgument("verdict.next_tokens", rows, f"{expected} long")
+    return Judged(reply.drafted, reply.verdict, reply.draft_microseconds / 1e3)
