@@ -1,7 +1,7 @@
 """Speculative against plain decoding over Spec-Bench, on this machine, real processes: the demo's model and draft.
 
     python -m tests.benchmarks.spec_bench_speed [--per-category 4] [--max-tokens 48] [--drafters auto]
-    python -m tests.benchmarks.spec_bench_speed --model DIR --draft DIR --device cuda --name spec_bench_speed_cuda
+    python -m tests.benchmarks.spec_bench_speed --model DIR --draft DIR --device cuda --together --name spec_bench_speed_cuda
 
 Greedy, one request at a time; the kinds of decoding take turns, question by question, in alternating order. A figure is
 output tokens after the first chunk over the time after it. Everything is saved after every question.
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--draft", help="directory of the draft; default: the demo's")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", help="of both models")
+    parser.add_argument("--together", action="store_true", help="the verifier has the draft in its own process")
     parser.add_argument("--name", default="spec_bench_speed", help="of the record")
     arguments = parser.parse_args()
     drafters = [Drafter.NONE, *map(Drafter, arguments.drafters)]
@@ -58,6 +59,7 @@ def main() -> None:
             device=arguments.device,
             verifier_flags=flags,
             draft_flags=flags,
+            together=arguments.together,
         ) as cluster,
         Client(cluster.address) as client,
     ):
