@@ -1,7 +1,7 @@
 """Speculative against plain decoding over Spec-Bench, on this machine, real processes: the demo's model and draft.
 
     python -m tests.benchmarks.spec_bench_speed [--per-category 4] [--max-tokens 48] [--drafters auto]
-    python -m tests.benchmarks.spec_bench_speed --model DIR --draft DIR --device cuda --together --name spec_bench_speed_cuda
+    python -m tests.benchmarks.spec_bench_speed --model DIR --draft DIR --device cuda --together [--name NAME]
 
 Greedy, one request at a time; the kinds of decoding take turns, question by question, in alternating order. A figure is
 output tokens after the first chunk over the time after it. Everything is saved after every question.
