@@ -46,7 +46,7 @@ class Feed:
     @property
     def logit_rows(self) -> int:
         """Rows of logits that the pass returns for it."""
-        return len(self) - max(len(self.tokens) - 1, 0) if self.want_logits else 0
+        return bool(self.tokens) + len(self.tree.tokens) - self.grown if self.want_logits else 0
 
 
 @dataclass(frozen=True, slots=True)

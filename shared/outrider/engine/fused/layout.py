@@ -43,7 +43,10 @@ class Layout:
         self.splits = 0  # of all rows
         self.most_tiles = 0  # never less than there are, and no more because a session has become longer
         for feed in feeds:
-            self._add(feed)
+            if len(feed.tokens) == 1 and not feed.tree.tokens:
+                self._add_single(feed)
+            else:
+                self._add(feed)
 
     def __len__(self) -> int:
         """How many rows there are."""
@@ -95,21 +98,25 @@ class Layout:
         self.row_tables.extend((len(self.tables),) * count)
         table = sequence.table[: -(-(base + count) // self._block_size)]
         self.tables.extend(table)
-        if count == 1 and tree.is_chain:
-            self._add_single(row, base, table[-1])
-        elif tree.is_chain:
-            self._add_slots(table, base, base + count)
+        self._add_slots(table, base, base + count)
+        if tree.is_chain:
             self._add_chain(row, base, count)
         else:
-            self._add_slots(table, base, base + count)
             if chain:
                 self._add_chain(row, base, chain)
             self._add_branches(feed, row + chain, base + chain - grown)
 
-    def _add_single(self, row: int, base: int, block: int) -> None:
-        """What the next two do, for a session's only row: most passes consist of such."""
-        split = split_at(base)
-        self.slots.append(block * self._block_size + base % self._block_size)
+    def _add_single(self, feed: Feed) -> None:
+        """What `_add` does, for a session's only row: most passes consist of such."""
+        sequence, size = feed.sequence, self._block_size
+        row, base = len(self.ids), len(sequence.cached)
+        number, split = base // size, split_at(base)
+        self.ids.append(feed.tokens[0])
+        if feed.want_logits:
+            self.logit_rows.append(row)
+        self.row_tables.append(len(self.tables))
+        self.tables.extend(sequence.table[: number + 1])
+        self.slots.append(sequence.table[number] * size + base % size)
         self.positions.append(base)
         self.split_starts.append(self.splits)
         self.splits += split + 1
