@@ -22,8 +22,11 @@ class Layout:
     and `tile_begins` end with the last tree that branches; the rest of them is as where there are no rows.
     """
 
-    def __init__(self, feeds: Sequence[Feed], *, block_size: int, spare_block: int, tile_height: int) -> None:
-        """`tile_height`: most positions of a session in a tile."""
+    def __init__(
+        self, feeds: Sequence[Feed], *, block_size: int, spare_block: int, tile_height: int, tall: bool = False
+    ) -> None:
+        """`tile_height`: most positions of a session in a tile. `tall`: whether that is many."""
+        self.tall = tall
         self._block_size = block_size
         self._height = tile_height
         self.ids: list[int] = []
@@ -39,7 +42,6 @@ class Layout:
         self.logit_rows: list[int] = []
         self.tables = array("i", (spare_block,))
         self.paths: list[tuple[int, list[list[int]]]] = []  # first row of a tree that branches, and each row's path
-        self.tall = False  # whether tiles have been joined
         self.splits = 0  # of all rows
         self.most_tiles = 0  # never less than there are, and no more because a session has become longer
         for feed in feeds:
@@ -51,24 +53,6 @@ class Layout:
     def __len__(self) -> int:
         """How many rows there are."""
         return len(self.ids)
-
-    def join_tiles(self, height: int) -> None:
-        """Let tiles have up to `height` positions of a session, unless a tree branches: its tiles have a row each."""
-        if self.paths:
-            return
-        rows, counts, ends = [-1], [0], [0]
-        for row, count, end in zip(self.tile_rows, self.tile_counts, self.tile_ends, strict=True):
-            fits = row == rows[-1] + counts[-1] and counts[-1] + count <= height
-            if fits and self.row_tables[row] == self.row_tables[rows[-1]]:
-                counts[-1] += count
-                ends[-1] = end
-            else:
-                rows.append(row)
-                counts.append(count)
-                ends.append(end)
-        self.tile_rows, self.tile_counts, self.tile_ends = rows[1:], counts[1:], ends[1:]
-        self.most_tiles = len(self.tile_rows)
-        self.tall = True
 
     def sections(self) -> dict[str, list[int]]:
         """What the sections before the block tables begin with, by name."""
@@ -143,16 +127,15 @@ class Layout:
         while start < stop:
             split = split_at(start)
             there = min(split_end(split), stop) - start
-            self.split_starts.extend(range(self.splits, self.splits + there * (split + 1), split + 1))
-            self.splits += there * (split + 1)
+            splits = self.splits + there * (split + 1)
+            self.split_starts.extend(range(self.splits, splits, split + 1))
+            self.splits = splits
             start += there
-        firsts = range(row, row + count, height)
-        self.tile_rows.extend(firsts)
-        self.tile_counts.extend([height] * (len(firsts) - 1))
-        self.tile_counts.append(row + count - firsts[-1])
-        self.tile_ends.extend([split_at(last) + 1 for last in range(base + height - 1, stop - 1, height)])
-        self.tile_ends.append(split_at(stop - 1) + 1)
-        self.most_tiles += len(firsts)
+        self.most_tiles -= -count // height
+        while count > height:
+            self._begin_tile(row, height, split_at(base + height - 1) + 1)
+            row, base, count = row + height, base + height, count - height
+        self._begin_tile(row, count, split + 1)
 
     def _add_branches(self, feed: Feed, row: int, base: int) -> None:
         """Rows from `row` on, one for each new node of a tree that branches and begins at index `base`.
@@ -179,6 +162,12 @@ class Layout:
             self._add_tile(row + place, 1, shared, split + 1)
         self.paths.append((row, paths))
         self.most_tiles += len(nodes) + -(-len(nodes) // height)
+
+    def _begin_tile(self, row: int, count: int, end: int) -> None:
+        """A tile whose first split is 0, as those after it have it until a tree branches."""
+        self.tile_rows.append(row)
+        self.tile_counts.append(count)
+        self.tile_ends.append(end)
 
     def _add_tile(self, row: int, count: int, begin: int, end: int) -> None:
         self.tile_rows.append(row)

@@ -119,10 +119,11 @@ class PlanBuffer:
 
     def lay_out(self, feeds: Sequence[Feed]) -> Layout:
         """The rows of a pass over `feeds`, in tall tiles if they are many, and more a session than others hold."""
-        layout = Layout(feeds, block_size=self._block_size, spare_block=self._spare, tile_height=self.tile_rows)
-        if len(layout) >= max(TALL_FROM, self.tile_rows * len(feeds) + 1) and self.tall_rows > self.tile_rows:
-            layout.join_tiles(self.tall_rows)
-        return layout
+        rows = sum([len(feed.tokens) + len(feed.tree.tokens) - feed.grown for feed in feeds])
+        tall = rows >= max(TALL_FROM, self.tile_rows * len(feeds) + 1) and self.tall_rows > self.tile_rows
+        tall = tall and all(feed.tree.is_chain for feed in feeds)  # the tiles of a tree that branches have a row each
+        height = self.tall_rows if tall else self.tile_rows
+        return Layout(feeds, block_size=self._block_size, spare_block=self._spare, tile_height=height, tall=tall)
 
     def fill(self, layout: Layout, shape: Shape) -> Plan:
         """Write the rows into the sections for `shape`, which must have room for them. The pass over them."""
