@@ -19,6 +19,7 @@ from outrider_coordinator.settings import CoordinatorSettings
 from outrider_draft.process import assemble as assemble_draft
 from outrider_draft.settings import DraftSettings
 from outrider_verifier.process import assemble as assemble_verifier
+from outrider_verifier.process import load_own_draft
 from outrider_verifier.settings import VerifierSettings
 
 REPLICA = {
@@ -51,7 +52,8 @@ class Cluster:
 async def start_verifier(model: Path, **settings: Any) -> tuple[Replica, str]:
     """A verifier that serves; its address."""
     options = VerifierSettings(model=str(model), **(REPLICA | settings))
-    replica = assemble_verifier(options, *load(options))
+    own = load_own_draft(options)
+    replica = assemble_verifier(options, *load(options), own)
     return replica, await replica.start()
 
 

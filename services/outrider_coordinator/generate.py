@@ -19,10 +19,9 @@ async def generate(session: Session, target: TargetBinding, speculator: Speculat
         wanted = await speculator.propose(session.committed, session.draft_budget, promised)
         clock.proposed()
         speculator.look_ahead(session.committed, wanted, session.draft_budget)
-        judged = await target.verify(
-            session.committed, wanted, following=partial(speculator.following, session.committed, wanted)
-        )
-        clock.verified(began_by_itself=promised is not None, draft_ms=judged.draft_ms)
+        following = partial(speculator.following, session.committed, wanted)
+        judged = await target.verify(session.committed, wanted, following)
+        clock.verified(judged, began_by_itself=promised is not None)
         delta = session.commit(judged.proposal, judged.verdict)
         speculator.learn(judged.proposal, delta, propose_ms=clock.propose_ms, verify_ms=clock.verify_ms)
         yield delta

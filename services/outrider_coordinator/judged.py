@@ -21,6 +21,11 @@ class Judged:
     verdict: Verdict
     draft_ms: float | None = None  # how long the verifier took to draft it by itself; None: it was not told to
 
+    @property
+    def step_ms(self) -> float:
+        """How long the last pass took, as the verifier says."""
+        return self.verdict.step_microseconds / 1e3
+
 
 def judged(reply: Verified, wanted: Checked, rule: Rule, *, vocabulary_size: int) -> Judged:
     """The reply to a round of `wanted`. Raise InvalidArgument if it cannot be one.

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import time
 
+from outrider_coordinator.judged import Judged
+
+SHORTEST_MS = 1e-3
+"""No verification takes less."""
+
 
 class RoundClock:
     """Told of each part's end; knows in milliseconds how long the last one took."""
@@ -17,19 +22,16 @@ class RoundClock:
         """The proposal is there."""
         self.propose_ms = self._lap()
 
-    def verified(self, *, began_by_itself: bool, draft_ms: float | None = None) -> None:
-        """The verdict is there. A round that the verifier began by itself has run since the verdict before.
-
-        `draft_ms`: what of the round's time the verifier took to draft by itself, if it did.
-        """
+    def verified(self, judged: Judged, *, began_by_itself: bool) -> None:
+        """The verdict is there. A round that the verifier began by itself has run since the verdict before."""
         self.verify_ms = self._lap()
         if began_by_itself:
             self.verify_ms = (self._last - self._verdict) * 1e3
         self._verdict = self._last
-        if draft_ms is not None:
-            # Both clocks tell whole durations, but one that is wrong must not make the other negative.
-            self.propose_ms = min(draft_ms, self.verify_ms)
-            self.verify_ms -= self.propose_ms
+        if judged.draft_ms is not None:
+            self.propose_ms = judged.draft_ms
+            # The verdict before may have come late: then less is left of the round here than it took there.
+            self.verify_ms = max(self.verify_ms - judged.draft_ms, judged.step_ms, SHORTEST_MS)
 
     def emitted(self) -> None:
         """The client has what was committed: the next round begins."""

@@ -214,6 +214,8 @@ class TargetBinding:
         return found
 
     def _pause_drafting(self, why: str) -> None:
+        if time.monotonic() < self._drafts_from:
+            return  # the round after, which had begun by itself, tells the same
         self.draft_trouble = why
         self._drafts_from = time.monotonic() + self._retry_s
         log.warning("session %d goes on without a draft for a while: %s", self._session.number, why)
