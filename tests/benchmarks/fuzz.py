@@ -22,7 +22,7 @@ from tests.fuzz.fuzzer import Fuzzer, Report
 from tests.tiny_models import save_model
 
 CLUSTER: dict[str, Any] = {
-    "verifier": {"kv_tokens": 16_384},
+    "verifier": {"kv_tokens": 16_384, "draft_layers": 2, "draft_kv_tokens": 16_384},
     "draft": {"kv_tokens": 16_384},
     "default_max_tokens": 6,
     "max_sessions": 32,
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 async def fuzz(folder: Path, arguments: argparse.Namespace) -> Report:
-    """Attack a cluster of tiny models: one verifier, one draft, one coordinator."""
+    """Attack a cluster of tiny models: one verifier, which can draft by itself too, one draft, one coordinator."""
     target = save_model("llama", folder / "target")
     draft = save_model("llama", folder / "draft", layers=2)
     async with running_cluster(target, draft, **CLUSTER) as cluster:

@@ -94,7 +94,10 @@ class Peer:
             item.advance.CopyFrom(advance)
         elif not self.draft:
             item.verify.advance.CopyFrom(advance)
-            item.verify.proposal.CopyFrom(self._proposal())
+            if self.source.random() < 0.3:
+                self._draft_first(item.verify)
+            else:
+                item.verify.proposal.CopyFrom(self._proposal())
         elif self.source.random() < 0.6:
             item.propose.advance.CopyFrom(advance)
             item.propose.max_tokens = self.source.randint(0, 8)
@@ -113,10 +116,17 @@ class Peer:
             return []
         return [self.source.choice([0, 1, 1, 2, 3]) for _ in range(self.source.randint(0, length))]
 
+    def _draft_first(self, event: Any) -> None:
+        """Let the verifier draft by itself, as much as a proposal may have."""
+        event.draft_first.max_tokens = self.source.randint(0, 8)
+        event.draft_first.siblings.extend(self._siblings(event.draft_first.max_tokens))
+
     def _follow_up(self, number: int, session: _Session) -> Any:
         """What the verifier is to begin by itself after the session's last round."""
         item = self._item(number, session)
         item.follow_up.plainly = self.source.random() < 0.7
+        if self.source.random() < 0.3:
+            self._draft_first(item.follow_up)
         for _ in range(self.source.choice([0, 0, 1, 3])):
             node, token = self.source.randint(-1, 3), self.source.randrange(VOCABULARY)
             item.follow_up.foreseen.add(node=node, next_token=token, proposal=self._proposal())

@@ -34,7 +34,8 @@ SETTINGS: dict[str, Any] = {"default_max_tokens": 6, "max_sessions": 32, "max_wa
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tiny_model: TinyModel) -> AsyncIterator[Cluster]:
-    async with running_cluster(tiny_model("llama"), tiny_model("llama", layers=2), **SETTINGS) as running:
+    target, own = tiny_model("llama"), {"draft_layers": 2, "draft_kv_tokens": 4096}
+    async with running_cluster(target, tiny_model("llama", layers=2), verifier=own, **SETTINGS) as running:
         yield running
 
 

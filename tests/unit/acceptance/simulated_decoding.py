@@ -61,12 +61,22 @@ class SimulatedSession:
     """One session; `run` may be called several times and tells of its own part only."""
 
     def __init__(
-        self, machine: Machine, costs: RoundCosts, *, longest: int = 4, policy: Policy | None = None, seed: int = 0
+        self,
+        machine: Machine,
+        costs: RoundCosts,
+        *,
+        longest: int = 4,
+        policy: Policy | None = None,
+        seed: int = 0,
+        by_itself: bool = False,
     ) -> None:
+        """`by_itself`: each round is decided for before the one ahead of it has ended, where that can be."""
         self.control = DraftControl(costs, policy or Policy())
         self.machine = machine
         self.committed = 0
         self._longest = longest
+        self._by_itself = by_itself
+        self._next: Choice | None = None
         self._random = random.Random(seed)
         self._first = True
 
@@ -77,7 +87,7 @@ class SimulatedSession:
             levels = {Source.NGRAM: self._random.choice((2, 3, 4))} if self._random.random() < ngram else {}
             if model:
                 levels[Source.MODEL] = 1
-            choice = self.control.decide(levels, min(self._longest, tokens - run.tokens - 1))
+            choice = self._decide(levels, min(self._longest, tokens - run.tokens - 1))
             accepted = 0
             while accepted < choice.length and self._random.random() < chance(choice.source, self.committed):
                 accepted += 1
@@ -92,6 +102,17 @@ class SimulatedSession:
             run.choices[choice] += 1
             self.committed += accepted + 1
         return run
+
+    def _decide(self, levels: dict[Source, int], longest: int) -> Choice:
+        choice, self._next = self._next, None
+        if choice is None or choice.length > longest:
+            choice = self.control.decide(levels, longest)
+        else:
+            self.control.went_on(levels, choice)
+        if self._by_itself and Source.MODEL in levels:
+            after = self.control.decide_next(levels, self._longest)
+            self._next = None if after is None or after.source is Source.NGRAM else after
+        return choice
 
     def speed(self, run: Run) -> float:
         """Tokens in the time of a plain round: 1 is plain decoding."""

@@ -23,14 +23,17 @@ def label(machine: Machine) -> str:
     return f"verify {machine.verify} draft {machine.draft}"
 
 
+@pytest.mark.parametrize("by_itself", [False, True])
 @pytest.mark.parametrize("longest", [4, 8])
 @pytest.mark.parametrize("chance", [0.3, 0.6, 0.8, 0.95])
 @pytest.mark.parametrize("machine", MACHINES, ids=label)
-def test_in_the_long_run_it_is_near_the_best_length(machine: Machine, chance: float, longest: int) -> None:
+def test_in_the_long_run_it_is_near_the_best_length(
+    machine: Machine, chance: float, longest: int, by_itself: bool
+) -> None:
     speeds = []
     for seed in range(3):
         costs = warmed(machine, longest=longest, seed=90 + seed)
-        session = SimulatedSession(machine, costs, longest=longest, policy=NO_FALLBACK, seed=seed)
+        session = SimulatedSession(machine, costs, longest=longest, policy=NO_FALLBACK, seed=seed, by_itself=by_itself)
         speeds.append(session.speed(session.run(2500, lambda source, place: chance)))
     assert sum(speeds) / 3 > 0.93 * machine.best_speed(chance, longest)
 
@@ -48,15 +51,17 @@ def test_guesses_that_never_stand_cost_a_short_answer_little(machine: Machine, l
         assert session.speed(run) > 0.97
 
 
+@pytest.mark.parametrize("by_itself", [False, True])
 @pytest.mark.parametrize("machine", MACHINES, ids=label)
-def test_guesses_that_never_stand_cost_a_long_answer_less(machine: Machine) -> None:
-    session = SimulatedSession(machine, warmed(machine), seed=1)
+def test_guesses_that_never_stand_cost_a_long_answer_less(machine: Machine, by_itself: bool) -> None:
+    session = SimulatedSession(machine, warmed(machine), seed=1, by_itself=by_itself)
     assert session.speed(session.run(4000, lambda source, place: 0.0, ngram=0.5)) > 0.985
 
 
+@pytest.mark.parametrize("by_itself", [False, True])
 @pytest.mark.parametrize("machine", [CPU, GPU], ids=label)
-def test_speculation_returns_when_it_pays_again(machine: Machine) -> None:
-    session = SimulatedSession(machine, warmed(machine), seed=2)
+def test_speculation_returns_when_it_pays_again(machine: Machine, by_itself: bool) -> None:
+    session = SimulatedSession(machine, warmed(machine), seed=2, by_itself=by_itself)
     assert session.speed(session.run(300, lambda source, place: 0.0)) > 0.97
     session.run(300, lambda source, place: 0.9)
     after = session.speed(session.run(600, lambda source, place: 0.9))
@@ -203,16 +208,19 @@ def test_a_request_whose_guesses_fall_falls_back_and_says_so() -> None:
     assert after.choices[PLAIN] > 0.9 * after.choices.total()
 
 
-def test_it_comes_back_after_a_fallback_when_guesses_stand_again() -> None:
-    session = SimulatedSession(GPU, warmed(GPU), seed=1)
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_it_comes_back_after_a_fallback_when_guesses_stand_again(by_itself: bool) -> None:
+    session = SimulatedSession(GPU, warmed(GPU), seed=1, by_itself=by_itself)
     assert session.run(800, _third).falls == 1
     session.run(300, lambda source, place: 0.95)
     assert session.speed(session.run(600, lambda source, place: 0.95)) > 0.9 * GPU.best_speed(0.95, 4)
 
 
-def test_one_lucky_probe_does_not_bring_it_back() -> None:
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_one_lucky_probe_does_not_bring_it_back(by_itself: bool) -> None:
     """A little below the limit a request must not fall back, return and fall back again all the time."""
-    runs = [SimulatedSession(GPU, warmed(GPU), seed=seed).run(4000, lambda source, place: 0.45) for seed in range(3)]
+    sessions = [SimulatedSession(GPU, warmed(GPU), seed=seed, by_itself=by_itself) for seed in range(3)]
+    runs = [session.run(4000, lambda source, place: 0.45) for session in sessions]
     assert 3 <= sum(run.falls for run in runs) < 17
     assert all(run.choices[PLAIN] > 0.7 * run.choices.total() for run in runs)
 

@@ -97,3 +97,26 @@ def test_a_number_of_sessions_that_was_never_seen_has_no_siblings_ahead_yet() ->
     costs.at_load(64)
     assert one.look_ahead(LONGEST) >= 1
     assert one.siblings_ahead(LONGEST) == ()
+
+
+def test_the_round_after_is_decided_for_without_disturbing_the_one_in_progress() -> None:
+    one = DraftControl(RoundCosts(), Policy(fixed_length=True))
+    assert one.decide({Source.NGRAM: 2}, 4) == Choice(Source.NGRAM, 4)
+    assert one.decide_next({Source.MODEL: 1}, 3) == Choice(Source.MODEL, 3)
+    assert not one.leads  # n-grams are in progress still
+    one.record(Round(4, 4, 5, None, 10.0))
+    one.went_on({Source.MODEL: 1}, Choice(Source.MODEL, 3))
+    assert one.leads
+
+
+def test_what_follows_a_probe_depends_on_what_comes_of_it() -> None:
+    one = DraftControl(RoundCosts(), Policy(fallback_acceptance=0.0))
+    asked = 0
+    for _ in range(300):
+        choice = one.decide({Source.MODEL: 1}, LONGEST)
+        after = one.decide_next({Source.MODEL: 1}, LONGEST)
+        if after is None:
+            asked += 1
+            assert choice == Choice(Source.MODEL, 1)
+        one.record(Round(choice.length, 0, 1, choice.length * 1.0 or None, 10.0))
+    assert 0 < asked < 20

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from outrider.acceptance.choice import PLAIN, Choice
 from outrider.acceptance.control import DraftControl, Policy, Round
 from outrider.acceptance.costs import RoundCosts
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
 from outrider.acceptance.tree import TokenTree
+from outrider.protocol.items import DraftFirst
+from outrider_coordinator.drafters import OwnDrafter
+from outrider_coordinator.orders import Checked
 from outrider_coordinator.session import Session
 from outrider_coordinator.speculator import Speculator
 from tests.unit.coordinator.test_session import session
@@ -23,6 +28,18 @@ class ScriptedControl(DraftControl):
         self.choices = list(choices)
         self.asked: list[tuple[dict[Source, int], int]] = []
         self.results: list[Round] = []
+        self.next: list[tuple[dict[Source, int], int, int]] = []
+        self.went: list[Choice] = []
+
+    def decide_next(self, levels: Any, longest: int, nodes: int = 63) -> Choice | None:
+        self.next.append((dict(levels), longest, nodes))
+        return self.choices.pop(0)
+
+    def went_on(self, levels: Any, choice: Choice) -> None:
+        self.went.append(choice)
+
+    def rests(self, levels: Any, longest: int) -> bool:
+        return True
 
     def decide(self, levels: Any, longest: int, at_hand: int = 0, nodes: int = 63) -> Choice:
         self.asked.append((dict(levels), longest))
@@ -50,7 +67,7 @@ class CountingUp:
     def up_to_date(self, committed: Sequence[int], max_tokens: int) -> bool:
         return self._up_to_date
 
-    async def propose(self, committed: Sequence[int], choice: Choice) -> Proposal:
+    async def propose(self, committed: Sequence[int], choice: Choice) -> Checked:
         self.lengths.append(choice.length)
         return Proposal(TokenTree.chain(range(choice.length)), self._source)
 
@@ -58,7 +75,8 @@ class CountingUp:
         self.closed = True
 
 
-def play(one: Session, speculator: Speculator, proposal: Proposal, *next_tokens: int) -> None:
+def play(one: Session, speculator: Speculator, proposal: Checked, *next_tokens: int) -> None:
+    assert isinstance(proposal, Proposal)
     delta = one.commit(proposal, Verdict(next_tokens))
     speculator.learn(proposal, delta, propose_ms=3.0, verify_ms=7.0)
 
@@ -68,7 +86,9 @@ async def test_it_offers_what_can_propose_and_asks_the_chosen_one_for_the_chosen
     ngram, model = CountingUp(Source.NGRAM, 0), CountingUp(Source.MODEL, 1)
     control = ScriptedControl(Choice(Source.MODEL, 2), PLAIN)
     speculator = Speculator(one, control, {Source.NGRAM: ngram, Source.MODEL: model})
-    assert len(await speculator.propose(one.committed, 5)) == 2
+    proposal = await speculator.propose(one.committed, 5)
+    assert isinstance(proposal, Proposal)
+    assert len(proposal) == 2
     assert await speculator.propose(one.committed, 5) is NO_PROPOSAL
     assert control.asked == [({Source.MODEL: 1}, 5)] * 2
     assert (ngram.lengths, model.lengths) == ([], [2])
@@ -120,3 +140,96 @@ async def test_it_says_why_speculation_stopped_and_frees_its_drafters() -> None:
     assert Speculator(one, ScriptedControl(), {}).fallback_reason == ""
     await speculator.close()
     assert lost.closed
+
+
+class Verifier:
+    """What a session's own drafter asks of its place on a verifier."""
+
+    def __init__(self, *, drafts: bool = True) -> None:
+        self.drafts = drafts
+        self.opening = 1
+        self.draft_trouble = ""
+
+
+def own(one: Session, control: ScriptedControl, verifier: Any, *, ngram: int = 0, nodes: int = 63) -> Speculator:
+    drafter = OwnDrafter(verifier)
+    drafters = {Source.MODEL: drafter, Source.NGRAM: CountingUp(Source.NGRAM, ngram)}
+    return Speculator(one, control, drafters, own_draft=drafter, most_nodes=lambda: nodes)
+
+
+async def test_the_verifier_is_told_to_draft_what_was_chosen() -> None:
+    one, control = session(), ScriptedControl(Choice(Source.MODEL, 3, (2, 1)))
+    speculator = own(one, control, Verifier())
+    wanted = await speculator.propose(one.committed, 5)
+    assert wanted == DraftFirst(3, (2, 1))
+    speculator.look_ahead(one.committed, wanted, 5)
+    assert control.asked == [({Source.MODEL: 1}, 5)]
+
+
+async def test_what_follows_is_decided_while_the_round_runs_for_its_longest_outcome() -> None:
+    """Of ten tokens one round of 3 leaves 6 at least."""
+    one, control = session(budget=9), ScriptedControl(Choice(Source.MODEL, 3), Choice(Source.MODEL, 4, (1,)))
+    speculator = own(one, control, Verifier(), nodes=8)
+    wanted = await speculator.propose(one.committed, 5)
+    assert speculator.following(one.committed, wanted) == DraftFirst(4, (1,))
+    assert control.next == [({Source.MODEL: 1}, 5, 6)]
+    play(one, speculator, chain(3), 0, 1, 9, 9)
+    assert await speculator.propose(one.committed, 5, DraftFirst(4, (1,))) == DraftFirst(4, (1,))
+    assert control.went == [Choice(Source.MODEL, 4, (1,))]
+
+
+def chain(length: int) -> Proposal:
+    return Proposal(TokenTree.chain(range(length)), Source.MODEL)
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [(PLAIN, NO_PROPOSAL), (Choice(Source.NGRAM, 2), None), (None, None), (Choice(Source.MODEL, 1), DraftFirst(1))],
+)
+async def test_ngrams_and_probes_wait_for_the_outcome(choice: Any, expected: Checked | None) -> None:
+    one, control = session(), ScriptedControl(PLAIN, choice)
+    speculator = own(one, control, Verifier(), ngram=3)
+    wanted = await speculator.propose(one.committed, 5)
+    assert speculator.following(one.committed, wanted) == expected
+    assert control.next == [({Source.NGRAM: 3, Source.MODEL: 1}, 5, 9)]
+
+
+@pytest.mark.parametrize(("length", "longest"), [(4, 4), (8, 0)])
+async def test_the_end_of_the_answer_is_never_passed(length: int, longest: int) -> None:
+    one, control = session(budget=9), ScriptedControl(PLAIN)
+    assert own(one, control, Verifier()).following(one.committed, DraftFirst(length)) is NO_PROPOSAL
+    assert [asked for _, asked, _ in control.next] == [longest]
+
+
+async def test_nothing_follows_a_round_that_may_end_the_answer() -> None:
+    one = session(budget=9)
+    assert own(one, ScriptedControl(), Verifier()).following(one.committed, DraftFirst(9)) is None
+
+
+async def test_on_a_verifier_without_a_draft_it_is_as_if_there_were_none() -> None:
+    one, control = session(), ScriptedControl()
+    speculator = own(one, control, Verifier(drafts=False))
+    assert await speculator.propose(one.committed, 5) is NO_PROPOSAL
+    assert speculator.following(one.committed, NO_PROPOSAL) is NO_PROPOSAL
+    assert control.next == []
+
+
+async def test_its_time_counts_but_for_its_first_guess_in_an_opening() -> None:
+    """Also where the round began by itself."""
+    one, verifier = session(max_tokens=50), Verifier()
+    control = ScriptedControl(*[Choice(Source.MODEL, 1)] * 3)
+    speculator = own(one, control, verifier)
+    for promised in (None, None, DraftFirst(1), None):
+        if len(control.results) == 3:
+            verifier.opening = 2
+        await speculator.propose(one.committed, 5, promised)
+        play(one, speculator, chain(1), 0, 1)
+    assert [result.propose_ms for result in control.results] == [None, 3.0, 3.0, None]
+
+
+async def test_the_drafts_trouble_is_the_reason() -> None:
+    verifier = Verifier()
+    speculator = own(session(), ScriptedControl(), verifier)
+    assert speculator.fallback_reason == ""
+    verifier.draft_trouble = "it has nothing"
+    assert speculator.fallback_reason == "it has nothing"

@@ -1,0 +1,95 @@
+"""What a verifier was told to begin by itself, and what the coordinator therefore expects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
+from outrider.acceptance.tree import ROOT, TokenTree
+from outrider.protocol.items import DraftFirst, FollowUp, Foreseen, Key
+from outrider_coordinator.orders import Checked, Orders
+
+BASE = 5
+COMMITTED = [0, 1, 2, 3, 4]
+
+
+class Link:
+    """Remembers what was said and which replies are expected."""
+
+    def __init__(self) -> None:
+        self.said: list[FollowUp] = []
+        self.expected: list[Key] = []
+
+    def tell(self, item: FollowUp) -> int:
+        self.said.append(item)
+        return 7
+
+    def expect(self, key: Key) -> None:
+        assert key not in self.expected
+        self.expected.append(key)
+
+    def forget(self, key: Key) -> None:
+        self.expected.remove(key)
+
+
+def key(base: int) -> Key:
+    return Key(1, 2, base)
+
+
+@pytest.fixture
+def link() -> Link:
+    return Link()
+
+
+@pytest.fixture
+def orders(link: Link) -> Orders:
+    stand_in: Any = link
+    return Orders(stand_in, key)
+
+
+def guess(*tokens: int) -> Proposal:
+    return Proposal(TokenTree.chain(tokens), Source.MODEL)
+
+
+@pytest.mark.parametrize("otherwise", [NO_PROPOSAL, DraftFirst(3, (1,)), None])
+def test_the_order_says_what_follows(orders: Orders, link: Link, otherwise: Checked | None) -> None:
+    assert orders.give(BASE, guess(9, 9).tree, otherwise=otherwise) == 7
+    (item,) = link.said
+    assert (item.key, item.foreseen) == (key(BASE), ())
+    assert item.plainly is (otherwise is NO_PROPOSAL)
+    assert item.draft_first == (otherwise if isinstance(otherwise, DraftFirst) else None)
+
+
+@pytest.mark.parametrize("in_flight", [guess(10, 11, 12).tree, DraftFirst(3, (2,))])
+def test_the_round_after_any_outcome_is_promised(orders: Orders, link: Link, in_flight: TokenTree | DraftFirst) -> None:
+    """What the verifier drafts is not known when it is told what follows."""
+    following = DraftFirst(2)
+    orders.give(BASE, in_flight, otherwise=following)
+    assert link.expected == [key(BASE + length) for length in (1, 2, 3, 4)]
+    assert orders.promised(COMMITTED) is None  # the round has not ended
+    for tokens in ([10, 11, 12, 13], [10, 99], [98]):
+        orders._promised = 0, None  # (each round has one outcome)
+        assert orders.promised(COMMITTED + tokens) is following
+    orders.end(kept=key(BASE + 1))
+    assert link.expected == [key(BASE + 1)]
+    assert orders.promised([*COMMITTED, 98]) is None
+    assert not orders.given(BASE)
+
+
+def test_a_foreseen_outcome_goes_before_what_follows_others(orders: Orders) -> None:
+    drafted, following = guess(7, 8), DraftFirst(4)
+    orders.give(BASE, guess(10).tree, (Foreseen(ROOT, 20, drafted), Foreseen(0, 21, NO_PROPOSAL)), otherwise=following)
+    for tokens, expected in (([20], drafted), ([10, 21], NO_PROPOSAL), ([10, 20], following), ([21], following)):
+        orders._promised = 0, None
+        assert orders.promised(COMMITTED + tokens) is expected
+
+
+def test_the_next_order_knows_nothing_of_the_one_before(orders: Orders, link: Link) -> None:
+    orders.give(BASE, guess(10).tree, (Foreseen(ROOT, 20, guess(7)),), otherwise=DraftFirst(4))
+    orders.end(kept=key(BASE + 1))
+    link.forget(key(BASE + 1))  # it was received
+    orders.give(BASE + 1, NO_PROPOSAL.tree, otherwise=NO_PROPOSAL)
+    assert link.expected == [key(BASE + 2)]
+    assert orders.promised([*COMMITTED, 20, 20]) is NO_PROPOSAL
