@@ -46,7 +46,7 @@ CONNECTIONS = 4
 CHECKED_EVERY = 20
 """Of so many sessions the tokens of one are compared with the simulated text."""
 PROMPT = (5, 6, 7)
-DRAFTERS = {"none": pb.DRAFTER_NONE, "model": pb.DRAFTER_MODEL}
+DRAFTERS = {"none": pb.DRAFTER_NONE, "model": pb.DRAFTER_MODEL, "own": pb.DRAFTER_MODEL}
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--draft-ms", type=float, default=10.0)
     parser.add_argument("--acceptance", type=float, default=0.8)
     parser.add_argument("--draft-tokens", type=int, default=4)
-    parser.add_argument("--drafter", default="model", choices=["none", "model"])
+    parser.add_argument("--drafter", default="model", choices=list(DRAFTERS), help="own: the verifier's")
     parser.add_argument("--answer-tokens", type=int, default=1024)
     parser.add_argument("--look-ahead", default="off", choices=["off", "auto"])
     parser.add_argument("--coordinators", type=int, default=1, help="processes, each with its part of the sessions")
@@ -75,7 +75,11 @@ def main() -> None:
     ]  # an ended one counts for a while
     # A simulated draft that waits for a core is late, and sessions would go on without it: that is not measured here.
     flags += ["--draft-timeout-s", 60]
-    with simulated_cluster(verifier, draft, flags, coordinators=arguments.coordinators) as coordinators:
+    if own := arguments.drafter == "own":
+        verifier += ["--own-draft-ms", arguments.draft_ms]
+    with simulated_cluster(
+        verifier, None if own else draft, flags, coordinators=arguments.coordinators
+    ) as coordinators:
         result: dict[str, Any] = {}
         addresses, pids = [each.address for each in coordinators], [each.pid for each in coordinators]
         run_event_loop(measure(addresses, pids, arguments, result))

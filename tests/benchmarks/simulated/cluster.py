@@ -13,9 +13,9 @@ START_TIMEOUT_S = 60.0
 
 @contextmanager
 def simulated_cluster(
-    verifier: Sequence[object], draft: Sequence[object], coordinator: Sequence[object], *, coordinators: int = 1
+    verifier: Sequence[object], draft: Sequence[object] | None, coordinator: Sequence[object], *, coordinators: int = 1
 ) -> Iterator[list[ServiceProcess]]:
-    """The coordinators, which share the replicas; the flags are those of each process."""
+    """The coordinators, which share the replicas; the flags are those of each process. `draft` None: there is none."""
     changed = threading.Condition()
 
     def start(role: str, module: str, flags: Sequence[object]) -> ServiceProcess:
@@ -30,6 +30,7 @@ def simulated_cluster(
     with ExitStack() as stack:
         replica = "tests.benchmarks.simulated.replica"
         flags = ["--listen", "127.0.0.1:0", "--verifiers", start("verifier", replica, ["verifier", *verifier]).address]
-        flags += ["--drafts", start("draft", replica, ["draft", *draft]).address]
+        if draft is not None:
+            flags += ["--drafts", start("draft", replica, ["draft", *draft]).address]
         flags += [str(flag) for flag in coordinator]
         yield [start("coordinator", "outrider_coordinator", flags) for _ in range(coordinators)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.acceptance.accept import accept
 from outrider.acceptance.params import Rule
-from outrider.acceptance.proposal import Proposal, Source, Verdict
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
 from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.worker import Peer
 from outrider.protocol.items import (
@@ -20,6 +20,7 @@ from outrider.protocol.items import (
     DraftAhead,
     Drafted,
     DraftedAhead,
+    DraftFirst,
     Failed,
     FailureCode,
     FollowUp,
@@ -48,6 +49,7 @@ class Session:
     steps_left: int = 0
     order: FollowUp | None = None
     judged: Verify | None = None  # the verifier's last round, until the next one begins
+    drafted: Proposal = NO_PROPOSAL  # what the verifier has drafted by itself for the round in progress
 
 
 @dataclass(slots=True)
@@ -146,8 +148,29 @@ class SimulatedCore(ABC):
         """What comes of it."""
 
 
+@dataclass
 class SimulatedVerifier(SimulatedCore):
-    """One pass a round."""
+    """One pass a round, after those of its own draft where it is told to draft first."""
+
+    draft_time: StepTime | None = None  # a token's, for all sessions that draft at once; None: it has no draft
+
+    def step(self) -> Sequence[tuple[SimulatedPeer, Any]]:
+        """See SimulatedCore."""
+        drafting = [session for session in self.working.values() if session.work.draft_first is not None]  # type: ignore[union-attr]
+        if drafting and self.draft_time is not None:
+            for _ in range(max(self._draft(session) for session in drafting)):
+                self.draft_time.sleep(len(drafting), time.perf_counter())
+        return super().step()
+
+    def _draft(self, session: Session) -> int:
+        """Put the guess in its place; its length."""
+        assert isinstance(session.work, Verify)
+        assert session.work.draft_first is not None
+        length = session.work.draft_first.max_tokens
+        chain = TokenTree.chain(session.pages.first_choices(session.key.base_length, length))
+        session.drafted = Proposal(chain, Source.MODEL)
+        session.work = replace(session.work, proposal=session.drafted, draft_first=None)
+        return length
 
     def steps(self, work: Verify) -> int:
         """See SimulatedCore."""
@@ -161,7 +184,9 @@ class SimulatedVerifier(SimulatedCore):
         """See SimulatedCore."""
         assert isinstance(session.work, Verify)
         session.judged = session.work
-        return Verified(session.key, self._verdict(session, session.work))
+        drafted, session.drafted = session.drafted, NO_PROPOSAL
+        microseconds = round(1e3 * self.draft_time.base * len(drafted)) if self.draft_time is not None else 0
+        return Verified(session.key, self._verdict(session, session.work), drafted, microseconds)
 
     def _verdict(self, session: Session, work: Verify) -> Verdict:
         base, tree = session.key.base_length, work.proposal.tree
@@ -177,12 +202,14 @@ class SimulatedVerifier(SimulatedCore):
         base, tree = session.key.base_length, judged.proposal.tree
         verdict = self._verdict(session, judged)
         outcome = accept(Rule.MATCH, judged.proposal, verdict, seed=session.seed, base_length=base)
-        proposal = order.after(outcome)
-        if proposal is None:
+        following = order.after(outcome)
+        if following is None:
             return
+        first = following if isinstance(following, DraftFirst) else None
+        proposal = following if isinstance(following, Proposal) else NO_PROPOSAL
         tokens = outcome.tokens(tree)
         key = Key(session.key.session, session.key.epoch, base + len(tokens))
-        self.handle(session.peer, Verify(key, base, tokens, proposal))
+        self.handle(session.peer, Verify(key, base, tokens, proposal, first))
 
 
 class SimulatedDraft(SimulatedCore):

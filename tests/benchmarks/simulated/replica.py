@@ -38,15 +38,16 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, required=True)
     parser.add_argument("--row-ms", type=float, default=0.0)
     parser.add_argument("--acceptance", type=float, default=0.8)
+    parser.add_argument("--own-draft-ms", type=float, help="a token's, of a verifier that drafts by itself")
     run_event_loop(serve(parser.parse_args()))
 
 
 async def serve(arguments: argparse.Namespace) -> None:
     """The real server over a simulated core."""
     verifier = arguments.role == "verifier"
-    core = (SimulatedVerifier if verifier else SimulatedDraft)(
-        Text(arguments.acceptance), StepTime(arguments.step_ms, arguments.row_ms)
-    )
+    text, step_time = Text(arguments.acceptance), StepTime(arguments.step_ms, arguments.row_ms)
+    own = None if arguments.own_draft_ms is None else StepTime(arguments.own_draft_ms, 0.0)
+    core = SimulatedVerifier(text, step_time, draft_time=own) if verifier else SimulatedDraft(text, step_time)
     tokenizer = build_tokenizer()
     server = Server(arguments.role, "127.0.0.1:0")
     worker: DeviceWorker[Any, Any] = DeviceWorker(core)
@@ -66,6 +67,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         role=model_pb2.ReplicaRole.Value(f"REPLICA_ROLE_{arguments.role.upper()}"),
         capacity_tokens=1 << 40,
         max_proposal=63,
+        drafts=own is not None,
     )
     streams: ReplicaStreams[Any, Any] = ReplicaStreams(codec.VERIFIER if verifier else codec.DRAFT, worker, info)
     if verifier:
