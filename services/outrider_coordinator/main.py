@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import secrets
 import socket
@@ -15,6 +14,7 @@ from outrider.routing.redis_store import RedisStore
 from outrider.routing.registry import Registry
 from outrider.routing.store import InProcessStore, Store
 from outrider.rpc.channel import is_loopback
+from outrider.rpc.garbage import collect_seldom
 from outrider.rpc.main import run_service
 from outrider.rpc.server import Server, run_event_loop
 from outrider.telemetry.logs import get_logger
@@ -49,7 +49,7 @@ async def serve(settings: CoordinatorSettings) -> None:
     coordinator = Coordinator(settings)
     try:
         await coordinator.connect()
-        _collect_seldom()
+        collect_seldom()
         await coordinator.server.run(coordinator.drain, grace_s=settings.grace_s)
     finally:
         await coordinator.disconnect()
@@ -144,17 +144,6 @@ class Coordinator:
     def _links_ended(self, links: asyncio.Task[None]) -> None:
         if not links.cancelled():  # a link never ends by itself: this is a bug, and no session could go on
             self.server.fail(f"the links to the replicas ended: {links.exception()!r}")
-
-
-def _collect_seldom() -> None:
-    """Look for cyclic garbage every 50,000 new objects, not every 700, and never among what is there by now.
-
-    A round makes hundreds of objects that live as long as the round, and next to no cycles: with 1,000 sessions in one
-    frame, looking at them all again and again takes a tenth of the processor.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000)
 
 
 def _guards(settings: CoordinatorSettings) -> list[KeyGuard]:

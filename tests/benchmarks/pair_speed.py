@@ -154,7 +154,7 @@ async def measure(address: str, clients: int, mode: str, arguments: argparse.Nam
     busy = (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0]) if len(inside) > 1 else None
     gaps = [b - a for _, chunks, _ in found for (a, _), (b, _) in pairwise(chunks)]
     stats = [result.speculation for _, _, result in found]
-    proposed = sum(each.proposed_tokens for each in stats)
+    proposed, hits = sum(each.proposed_tokens for each in stats), sum(each.hits for each in stats)
     return {
         "tokens_per_second": sum(counted) / (end - begin),
         "verifier_busy": busy,
@@ -162,7 +162,9 @@ async def measure(address: str, clients: int, mode: str, arguments: argparse.Nam
         "round_ms": statistics.median(gaps) * 1000,
         "first_token_ms": statistics.median(chunks[0][0] - started for started, chunks, _ in found) * 1000,
         "speculation": {
-            "acceptance": round(sum(each.accepted_tokens for each in stats) / proposed, 3) if proposed else None
+            "acceptance": round(sum(each.accepted_tokens for each in stats) / proposed, 3) if proposed else None,
+            "a_place": a_place(sum(each.accepted_tokens for each in stats), proposed, arguments.draft_tokens),
+            "hits": round(hits / look_ups, 3) if (look_ups := sum(each.look_ups for each in stats)) else None,
         },
         "window_s": end - begin,
         "round_ms_samples": [round(gap * 1000, 2) for gap in gaps[:400]],
@@ -173,6 +175,18 @@ def busy_s(path: Path) -> float:
     """Seconds that the verifier has spent in passes."""
     (seconds,) = struct.unpack("d", path.read_bytes())
     return float(seconds)
+
+
+def a_place(accepted: int, proposed: int, length: int) -> float | None:
+    """The chance p of each place, all of `length` alike, at which so many would be accepted: sum(p**i) / length."""
+    if not proposed:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        mean = sum(middle**place for place in range(1, length + 1)) / length
+        low, high = (middle, high) if mean < accepted / proposed else (low, middle)
+    return round(low, 3)
 
 
 async def watch_busy(path: Path) -> list[tuple[float, float]]:

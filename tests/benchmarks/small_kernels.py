@@ -73,7 +73,7 @@ class Cache:
     def plan(self, sessions: int, rows: int, context: int) -> plan.Plan:
         """Of sessions that verify chains of `rows` rows after `context` tokens."""
         sequences = [
-            KvSequence(self.pool, SlotMoves(), [1] * 9, context + 80, str(i), share=False) for i in range(sessions)
+            KvSequence(self.pool, SlotMoves(), [1] * 9, context + max(rows, 80), str(i), share=False) for i in range(sessions)
         ]
         for sequence in sequences:
             sequence.cached = [0] * context

@@ -23,6 +23,7 @@ from outrider.routing.records import ReplicaRecord, Role
 from outrider.routing.registration import Registration
 from outrider.routing.registry import Registry
 from outrider.rpc.codec import Codec
+from outrider.rpc.garbage import collect_seldom
 from outrider.rpc.replica_server import ModelServicer, ReplicaInfo, ReplicaStreams
 from outrider.rpc.server import Server
 from outrider.telemetry.logs import get_logger
@@ -112,6 +113,7 @@ class Replica:
     async def run(self) -> None:
         """Serve until a signal; raise InternalError if the device thread fails."""
         self._worker.start()
+        collect_seldom()
         try:
             await self.server.run(self._drain, grace_s=self._settings.grace_s)
         finally:

@@ -105,6 +105,7 @@ def test_none_is_recorded_while_sessions_look_ahead(tiny_model: TinyModel, monke
     monkeypatch.setattr(FusedRunner, "_run", run)
     fused: Any = engine._run
     fused._with_graphs = True
+    fused._graphs.clear()  # real ones, on a GPU
     fused.record()
     draft = Draft(DraftCore(engine, max_proposal=31, lease_s=60))
     at_start, numbers = recorder.count, random.Random(3)

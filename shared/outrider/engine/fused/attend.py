@@ -32,8 +32,8 @@ from outrider.engine.kv import LayerKv
 LOG2_E = 1.4426950408889634
 """Scores are kept to base 2, for which there is an instruction."""
 
-PROGRAMS = 528
-"""About so many programs a launch: four for each multiprocessor of an H100."""
+PROGRAMS = 264
+"""About so many programs a launch: two for each multiprocessor of an H100, which are there at the same time."""
 
 MOST_LANES = 16
 """Most programs that share the splits of a tile and a head."""
@@ -44,7 +44,7 @@ STAGES = 2
 WARPS = 4
 """Of a program of the splits."""
 
-LAST_FROM = 1
+LAST_FROM = 33
 """From so many rows a pass on, the program that comes last to a row merges its splits; else a second kernel does."""
 
 TOGETHER = 8

@@ -36,7 +36,7 @@ TALL_HEIGHT = 32
 A row's bits are the same in both: its sums over positions and over numbers of a key are cut and ordered alike.
 """
 
-TALL_FROM = 64
+TALL_FROM = 128
 """Rows from which on a pass may have tall tiles."""
 
 Ints = NDArray[Any]

@@ -82,9 +82,7 @@ def gated_tile(rows: int, depth: int) -> Tile:
     deep = 128 if depth % 128 == 0 else 64
     if rows <= 64:
         return Tile(16 if rows <= 16 else 32 if rows <= 32 else 64, 64, deep, 4, 4)
-    if rows <= 128:
-        return Tile(128, 64, 64, 3, 8)
-    return Tile(256, 64, 64, 3, 8)
+    return Tile(128, 128, 64, 4, 8)
 
 
 class StreamGated:

@@ -72,7 +72,9 @@ def _rotate_and_store(
         scale_first, scale_second = tl.load(weight, mask=inside), tl.load(weight + half, mask=inside)
         first = ((first / length).to(kind).to(tl.float32) * scale_first.to(tl.float32)).to(kind).to(tl.float32)
         second = ((second / length).to(kind).to(tl.float32) * scale_second.to(tl.float32)).to(kind).to(tl.float32)
-    first, second = first * cosine - second * sine, second * cosine + first * sine
+    # Which multiplications are fused with additions is said, for it decides about the last bit: with few heads a
+    # program the compiler may choose otherwise than with many.
+    first, second = tl.fma(first, cosine, -(second * sine)), tl.fma(second, cosine, first * sine)
     first, second = tl.where(is_value, plain_first, first).to(kind), tl.where(is_value, plain_second, second).to(kind)
     to_query = query + (row * heads + head) * size + column
     to_key = keys + (slot * kv_heads + head - heads) * size + column
