@@ -47,7 +47,7 @@ class Speculator:
         self._drafters = drafters
         self._reason = reason
         self._levels: dict[Source, int] = {}  # of the round in progress, as is the next
-        self._longest = 0
+        self._longest = self._most = 0
         self._up_to_date = False  # the drafter of the round in progress had nothing to catch up
 
     @property
@@ -65,14 +65,14 @@ class Speculator:
         """
         ahead, self._foreseen = await self._look_ahead.take(committed) if self._look_ahead else (None, None)
         levels: dict[Source, int] = {}
-        most = self._most_nodes() if max_tokens and self._drafters else 0
-        max_tokens = min(max_tokens, most)
+        self._most = self._most_nodes() if max_tokens and self._drafters else 0
+        max_tokens = min(max_tokens, self._most)
         if max_tokens:
             levels = {source: level for source, each in self._drafters.items() if (level := each.level(committed))}
         self._levels, self._longest = levels, max_tokens
         if promised is not None:
             return await self._go_on(committed, promised)
-        nodes = min(self._session.node_budget_after(0), most) if levels else 0
+        nodes = min(self._session.node_budget_after(0), self._most) if levels else 0
         choice = self._control.decide(levels, max_tokens, ahead.tree.depth if ahead else 0, nodes)
         if not choice.length:
             return NO_PROPOSAL
@@ -108,9 +108,8 @@ class Speculator:
             return None
         if self._own_draft is None or not self._own_draft.level(committed):
             return NO_PROPOSAL if self._control.rests(self._levels, self._longest) else None
-        most = self._most_nodes()
-        nodes = min(self._session.node_budget_after(count), most)
-        choice = self._control.decide_next({**self._levels, Source.MODEL: 1}, min(longest, most), nodes)
+        nodes = min(self._session.node_budget_after(count), self._most)
+        choice = self._control.decide_next({**self._levels, Source.MODEL: 1}, min(longest, self._most), nodes)
         if choice is None or choice.source is Source.NGRAM:
             return None
         return DraftFirst(choice.length, choice.siblings) if choice.length else NO_PROPOSAL

@@ -196,8 +196,10 @@ async def test_ngrams_and_probes_wait_for_the_outcome(choice: Any, expected: Che
 
 @pytest.mark.parametrize(("length", "longest"), [(4, 4), (8, 0)])
 async def test_the_end_of_the_answer_is_never_passed(length: int, longest: int) -> None:
-    one, control = session(budget=9), ScriptedControl(PLAIN)
-    assert own(one, control, Verifier()).following(one.committed, DraftFirst(length)) is NO_PROPOSAL
+    one, control = session(budget=9), ScriptedControl(Choice(Source.MODEL, length), PLAIN)
+    speculator = own(one, control, Verifier())
+    assert await speculator.propose(one.committed, 9) == DraftFirst(length)
+    assert speculator.following(one.committed, DraftFirst(length)) is NO_PROPOSAL
     assert [asked for _, asked, _ in control.next] == [longest]
 
 
