@@ -112,14 +112,15 @@ class DraftCore(ReplicaCore[Drafting]):
         return {index: tokens[own] for index, own in rows.items()}
 
     def _chains(self, sessions: Sequence[DraftSession], logits: torch.Tensor) -> Chains | None:
-        """As many tokens for each session as all of them want, without the host between; None if that cannot be.
+        """As many tokens for each session as any of them wants, without the host between; None if that cannot be.
 
-        Raises UnusableLogits.
+        Who wants fewer is done after the same passes, and goes on together with the others. Raises UnusableLogits.
         """
         guesses = [session.work for session in sessions if isinstance(session.work, Guess)]
         if len(guesses) < len(sessions) or not all(is_plain(session.sampling) for session in sessions):
             return None
-        steps = min(guess.steps_left for guess in guesses)
+        room = min(session.sequence.max_length - len(session.sequence.cached) for session in sessions)
+        steps = min(max(guess.steps_left for guess in guesses), room + 1)  # the last token needs none
         if steps < 2 or max(guess.most_siblings for guess in guesses) > MOST_BESIDE:
             return None
         sequences = [session.sequence for session in sessions]

@@ -17,11 +17,12 @@ from outrider.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 
-class DraftingVerifyCore(VerifyCore):
-    """Drafting goes before verifying, so that sessions whose rounds end together stay together.
+MOST_IN_A_ROW = 4
+"""Passes of the draft while somebody waits to be verified: a long prompt takes many."""
 
-    Where both have something to do for long, as when a long prompt is prefilled, they take turns.
-    """
+
+class DraftingVerifyCore(VerifyCore):
+    """Drafting goes before verifying, so that sessions whose rounds end together stay together."""
 
     drafts = True
 
@@ -30,7 +31,7 @@ class DraftingVerifyCore(VerifyCore):
         super().__init__(engine, max_proposal=max_proposal, lease_s=lease_s)
         self._own = own
         self._drafted: dict[Session[VerifyRows], tuple[Proposal, int]] = {}  # for the rounds in progress
-        self._drafted_last = False  # the pass before this one was the draft's
+        self._in_a_row = 0  # passes of the draft since the last one of the target
         self.sessions.on_remove = self._forget
 
     def claim_thread(self) -> None:
@@ -45,9 +46,10 @@ class DraftingVerifyCore(VerifyCore):
 
     def step(self) -> Sequence[tuple[ReplicaPeer, Reply]]:
         """A pass of the draft or one of the target."""
-        self._drafted_last = self._own.busy and not (self._drafted_last and super().busy)
-        if not self._drafted_last:
+        if not self._own.busy or (self._in_a_row >= MOST_IN_A_ROW and super().busy):
+            self._in_a_row = 0
             return super().step()
+        self._in_a_row += 1
         for guess in self._own.step():
             self._verify(guess)
         return []

@@ -13,7 +13,7 @@ from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
 from outrider.acceptance.tree import TokenTree
 from outrider.engine.draft import DraftCore
-from outrider.engine.drafting_verify import DraftingVerifyCore
+from outrider.engine.drafting_verify import MOST_IN_A_ROW, DraftingVerifyCore
 from outrider.engine.engine import Engine
 from outrider.engine.model import load_model
 from outrider.engine.options import EngineOptions, ModelOptions
@@ -193,6 +193,31 @@ def test_nothing_is_left_of_a_session_that_ends(engines: tuple[Engine, Engine], 
             verifier.core.expire(1e12)
         assert draft_sessions(verifier) == len(verifier.core.sessions) == 0
         assert [engine.available_tokens for engine in engines] == free
+
+
+def test_a_draft_that_is_busy_for_long_lets_others_be_verified(tiny_model: TinyModel) -> None:
+    directory = tiny_model("llama")
+    loaded = load_model(ModelOptions(str(directory), dtype="float32", device="cpu", layers=2))
+    small = Engine(loaded, EngineOptions(kv_tokens=2048, block_size=8, max_batch_tokens=16))
+    core = DraftingVerifyCore(
+        make_engine(directory, kv_tokens=4096), OwnDraft(DraftCore(small, max_proposal=15, lease_s=60)),
+        max_proposal=15, lease_s=60,
+    )  # fmt: skip
+    verifier = Verifier(core)
+    prompt = tuple(random_tokens(16 * (MOST_IN_A_ROW + 3), seed=5))  # so many passes, where 16 tokens make one
+    opening = Open(Key(2, 1, len(prompt)), prompt, len(prompt), len(prompt) + 40, SamplingParams(), Rule.MATCH, seed=2)
+    size = len(verifier.open(1, Rule.MATCH))
+    verifier.run(opening)
+    items = [
+        Verify(Key(2, 1, len(prompt)), len(prompt), (), NO_PROPOSAL, DraftFirst(4)),
+        verify(size, size),
+    ]
+    assert [core.handle(verifier.peer, item) for item in items] == [None, None]
+    passes: list[list[int]] = []
+    while core.busy:
+        passes.append([reply.key.session for _, reply in core.step()])
+    assert passes.index([1]) == MOST_IN_A_ROW
+    assert passes[-1] == [2]
 
 
 def test_a_newer_round_ends_a_guess(verifier: Verifier) -> None:

@@ -118,6 +118,8 @@ def tile_for(rows: int, columns: int, depth: int, parts: int) -> Tile:
         if parts == 1:
             return Tile(64, 128, deep, 4, 4)
         return Tile(64, 64, 64, 4, 4) if crowded else Tile(64, 64, deep, 3, 4)
+    if rows <= 256 and parts > 1 and depth // parts <= 1024:
+        return Tile(64, 128, 64, 3, 4)
     if rows <= 128 or parts > 1:
         return Tile(128, 128, 64, 3, 8)
     return Tile(256, 128, 64, 3, 8)
