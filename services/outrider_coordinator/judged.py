@@ -20,7 +20,6 @@ class Judged:
     proposal: Proposal
     verdict: Verdict
     draft_ms: float | None = None  # how long the verifier took to draft it by itself; None: it was not told to
-    beside_drafts: bool = False  # the verifier drafts for others between its passes, for which this round waited
 
     @property
     def step_ms(self) -> float:
@@ -28,14 +27,13 @@ class Judged:
         return self.verdict.step_microseconds / 1e3
 
 
-def judged(reply: Verified, wanted: Checked, rule: Rule, *, vocabulary_size: int, drafts: bool = False) -> Judged:
+def judged(reply: Verified, wanted: Checked, rule: Rule, *, vocabulary_size: int) -> Judged:
     """The reply to a round of `wanted`. Raise InvalidArgument if it cannot be one.
 
-    What a verifier drafted by itself is checked like any draft's guess. `vocabulary_size`: of the target. `drafts`: the
-    verifier has a draft of its own.
+    What a verifier drafted by itself is checked like any draft's guess. `vocabulary_size`: of the target.
     """
     if not isinstance(wanted, DraftFirst):
-        return Judged(wanted, reply.verdict, beside_drafts=drafts)
+        return Judged(wanted, reply.verdict)
     asked = Choice(Source.MODEL, wanted.max_tokens, wanted.siblings)
     validate_guess(reply.drafted, asked, rule, vocabulary_size=vocabulary_size)
     rows, expected = len(reply.verdict.next_tokens), len(reply.drafted) + 1

@@ -19,6 +19,9 @@ from outrider_coordinator.session import Delta, Session
 
 log = get_logger(__name__)
 
+STANDS = 8
+"""Rounds for which it stands what a verifier drafts by itself: sessions keep in step, and deciding takes a while."""
+
 
 class Speculator:
     """The session's drafters, and the control that chooses among them. Without any drafter: plain decoding."""
@@ -49,6 +52,8 @@ class Speculator:
         self._levels: dict[Source, int] = {}  # of the round in progress, as is the next
         self._longest = self._most = 0
         self._up_to_date = False  # the drafter of the round in progress had nothing to catch up
+        self._standing = Choice(Source.NONE, 0)  # what was decided last for the verifier's own draft
+        self._stands_for = 0  # rounds
 
     @property
     def fallback_reason(self) -> str:
@@ -108,11 +113,22 @@ class Speculator:
             return None
         if self._own_draft is None or not self._own_draft.level(committed):
             return NO_PROPOSAL if self._control.rests(self._levels, self._longest) else None
-        nodes = min(self._session.node_budget_after(count), self._most)
-        choice = self._control.decide_next({**self._levels, Source.MODEL: 1}, min(longest, self._most), nodes)
+        choice = self._decided_next(min(longest, self._most), min(self._session.node_budget_after(count), self._most))
         if choice is None or choice.source is Source.NGRAM:
             return None
         return DraftFirst(choice.length, choice.siblings) if choice.length else NO_PROPOSAL
+
+    def _decided_next(self, longest: int, nodes: int) -> Choice | None:
+        """What is drafted for the next round, where that does not depend on this one. A decision stands for a while."""
+        standing = self._standing
+        if self._stands_for and standing.length <= longest and standing.length + sum(standing.siblings) <= nodes:
+            self._stands_for -= 1
+            return standing
+        choice = self._control.decide_next({**self._levels, Source.MODEL: 1}, longest, nodes)
+        self._stands_for = 0
+        if choice is not None and choice.source is not Source.NGRAM and self._control.settled:
+            self._standing, self._stands_for = choice, STANDS
+        return choice
 
     def learn(self, proposal: Proposal, delta: Delta, *, propose_ms: float, verify_ms: float) -> None:
         """Take in how a round went, and how long its two parts took in milliseconds."""
@@ -132,6 +148,7 @@ class Speculator:
             stood=stood,
         )
         if self._control.record(result):
+            self._stands_for = 0
             log.warning("session %d falls back to plain decoding: %s", self._session.number, self.fallback_reason)
             metrics.fallbacks.add(1, {"cause": "acceptance"})
 

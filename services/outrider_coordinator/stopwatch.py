@@ -28,9 +28,6 @@ class RoundClock:
         if began_by_itself:
             self.verify_ms = (self._last - self._verdict) * 1e3
         self._verdict = self._last
-        if judged.beside_drafts and judged.step_ms:
-            # What was drafted for others meanwhile says nothing of what this round would take if they did not draft.
-            self.verify_ms = judged.step_ms
         if judged.draft_ms is not None:
             self.propose_ms = judged.draft_ms
             # The verdict before may have come late: then less is left of the round here than it took there.

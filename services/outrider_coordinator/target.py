@@ -205,7 +205,7 @@ class TargetBinding:
         """What came of the round. Raise ItemError if it cannot be: then the verifier is lost to the session."""
         rule, target = self._session.request.speculation.rule, self._replicas.known_target.model
         try:
-            found = judged(reply, wanted, rule, vocabulary_size=target.vocabulary_size, drafts=link.drafts)
+            found = judged(reply, wanted, rule, vocabulary_size=target.vocabulary_size)
         except InvalidArgument as error:
             self._pause_drafting(f"{link.address} drafted wrongly: {error}")
             raise ItemError(FailureCode.INTERNAL, self.draft_trouble) from error

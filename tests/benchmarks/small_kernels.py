@@ -72,9 +72,8 @@ class Cache:
 
     def plan(self, sessions: int, rows: int, context: int) -> plan.Plan:
         """Of sessions that verify chains of `rows` rows after `context` tokens."""
-        sequences = [
-            KvSequence(self.pool, SlotMoves(), [1] * 9, context + max(rows, 80), str(i), share=False) for i in range(sessions)
-        ]
+        room = context + max(rows, 80)
+        sequences = [KvSequence(self.pool, SlotMoves(), [1] * 9, room, str(i), share=False) for i in range(sessions)]
         for sequence in sequences:
             sequence.cached = [0] * context
         feeds = [Feed(each, [1], TokenTree.chain([1] * (rows - 1)) if rows > 1 else NO_TREE) for each in sequences]

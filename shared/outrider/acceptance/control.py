@@ -114,6 +114,11 @@ class DraftControl:
         self._levels, self._choice = in_progress
         return decided
 
+    @property
+    def settled(self) -> bool:
+        """True if neither the round in progress nor the one decided last is a probe: what was decided may stand."""
+        return self._probed is None and not any(probes.under_way for probes in self._probes.values())
+
     def went_on(self, levels: Mapping[Source, int], choice: Choice) -> None:
         """The choice of this round had been made before: the verifier was told."""
         self._levels = {Source.MODEL: 1, **levels}

@@ -28,8 +28,6 @@ def test_a_proposal_of_ours_is_what_was_verified() -> None:
     found = judged(reply, chain(7), Rule.MATCH, vocabulary_size=100)
     assert found == Judged(chain(7), reply.verdict)
     assert found.step_ms == 2.5
-    beside = judged(reply, chain(7), Rule.MATCH, vocabulary_size=100, drafts=True)
-    assert beside == Judged(chain(7), reply.verdict, beside_drafts=True)
 
 
 @pytest.mark.parametrize(

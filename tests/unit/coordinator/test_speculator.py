@@ -16,7 +16,7 @@ from outrider.protocol.items import DraftFirst
 from outrider_coordinator.drafters import OwnDrafter
 from outrider_coordinator.orders import Checked
 from outrider_coordinator.session import Session
-from outrider_coordinator.speculator import Speculator
+from outrider_coordinator.speculator import STANDS, Speculator
 from tests.unit.coordinator.test_session import session
 
 
@@ -30,6 +30,11 @@ class ScriptedControl(DraftControl):
         self.results: list[Round] = []
         self.next: list[tuple[dict[Source, int], int, int]] = []
         self.went: list[Choice] = []
+        self.is_settled, self.falls = True, False
+
+    @property
+    def settled(self) -> bool:
+        return self.is_settled
 
     def decide_next(self, levels: Any, longest: int, nodes: int = 63) -> Choice | None:
         self.next.append((dict(levels), longest, nodes))
@@ -47,7 +52,7 @@ class ScriptedControl(DraftControl):
 
     def record(self, result: Round) -> bool:
         self.results.append(result)
-        return False
+        return self.falls
 
 
 class CountingUp:
@@ -176,6 +181,28 @@ async def test_what_follows_is_decided_while_the_round_runs_for_its_longest_outc
     play(one, speculator, chain(3), 0, 1, 9, 9)
     assert await speculator.propose(one.committed, 5, DraftFirst(4, (1,))) == DraftFirst(4, (1,))
     assert control.went == [Choice(Source.MODEL, 4, (1,))]
+
+
+async def test_what_was_decided_stands_for_a_while_unless_the_request_falls_back_or_it_was_a_probe() -> None:
+    one = session()
+    control = ScriptedControl(*[Choice(Source.MODEL, length) for length in (3, 4, 1, 2, 3)])
+    speculator = own(one, control, Verifier())
+    first = DraftFirst(3)
+
+    def following() -> Checked | None:
+        return speculator.following(one.committed, first)
+
+    await speculator.propose(one.committed, 5, first)
+    assert [following() for _ in range(STANDS + 1)] == [DraftFirst(3)] * (STANDS + 1)
+    assert len(control.next) == 1
+    assert following() == DraftFirst(4)
+    control.falls = True
+    play(one, speculator, chain(1), 7, 7)
+    control.is_settled = False
+    assert [following(), following()] == [DraftFirst(1), DraftFirst(2)]
+    control.is_settled = True
+    assert [following(), following()] == [DraftFirst(3)] * 2
+    assert len(control.next) == 5
 
 
 def chain(length: int) -> Proposal:

@@ -59,12 +59,3 @@ def test_after_a_verdict_that_came_late_the_step_is_what_is_left(time: Time) -> 
     clock = RoundClock()
     assert round_of(clock, time, propose=0, verify=2, own=4.0, step=3000, began_by_itself=True) == (4, 3)
     assert round_of(clock, time, propose=0, verify=2, own=4.0, began_by_itself=True) == (4, SHORTEST_MS)
-
-
-def test_a_plain_round_that_waited_for_others_drafts_took_its_step(time: Time) -> None:
-    clock = RoundClock()
-    clock.proposed()
-    time.now += 9e-3
-    verdict = Verdict((1,), step_microseconds=5000)
-    clock.verified(Judged(NO_PROPOSAL, verdict, beside_drafts=True), began_by_itself=True)
-    assert (clock.propose_ms, clock.verify_ms) == (0, 5)
