@@ -31,7 +31,9 @@ def _print(service: ServiceInfo, address: str) -> None:
     say(f"target  {_describe(service.target)}")
     for draft in service.drafts:
         say(f"draft   {_describe(draft)}")
-    if not service.drafts:
+    if service.drafting_verifiers:
+        say("draft   in the verifier's own process")
+    elif not service.drafts:
         say("draft   none is connected")
     default = service.default_speculation
     longest = "" if default.max_draft_tokens is None else f", up to {default.max_draft_tokens} tokens a guess"

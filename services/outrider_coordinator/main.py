@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from functools import partial
 
-from outrider.errors import Unavailable
+from outrider.errors import ConfigError, Unavailable
 from outrider.routing.redis_store import RedisStore
 from outrider.routing.registry import Registry
 from outrider.routing.store import InProcessStore, Store
@@ -26,6 +26,7 @@ from outrider_coordinator.guard import KeyGuard
 from outrider_coordinator.keys import known_keys
 from outrider_coordinator.recorder import Recorder
 from outrider_coordinator.replicas import Replicas
+from outrider_coordinator.request import DrafterKind
 from outrider_coordinator.servicer import GenerationServicer
 from outrider_coordinator.settings import CoordinatorSettings
 
@@ -93,7 +94,7 @@ class Coordinator:
     async def connect(self) -> None:
         """Return when a verifier is known, so that requests can be checked and served. Drafts may come later.
 
-        Raises Unavailable if none answers in time.
+        Raises Unavailable if none answers in time, ConfigError if a draft model is to guess and there is none.
         """
         self._links = asyncio.create_task(self._keep_connected(), name="links")
         self._links.add_done_callback(self._links_ended)
@@ -105,7 +106,27 @@ class Coordinator:
             seconds = self._settings.start_timeout_s
             raise Unavailable(f"no verifier answered within {seconds:g} s (tried {', '.join(places)})") from None
         log.info("target: %s", target.model)
+        await self._require_a_draft()
         self.generations.recorder = self._recorder(target.model.vocabulary_fingerprint)
+
+    async def _require_a_draft(self) -> None:
+        """Raise ConfigError if the settings want a draft model and there will be none."""
+        settings = self._settings
+        if settings.drafter is not DrafterKind.MODEL or settings.drafts or self._registry is not None:
+            return
+        links = self.replicas.verifiers
+        waits = [asyncio.create_task(link.wait_ready(settings.start_timeout_s)) for link in links]
+        try:  # whether a verifier drafts it says once it is connected
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        if not any(link.drafts for link in links):
+            raise ConfigError(
+                "drafter is model, but drafts is empty and no verifier has a draft of its own: "
+                "set --drafts to the draft's address, or --draft-model of the verifier"
+            )
 
     async def drain(self) -> None:
         """Take nothing new; return when nothing runs any more."""

@@ -77,6 +77,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 drafts=[model_to_proto(model) for model in drafts],
                 default_speculation=speculation_to_proto(self._defaults.speculation),
                 version=outrider.__version__,
+                drafting_verifiers=sum(link.drafts for link in self._replicas.verifiers),
             )
 
 

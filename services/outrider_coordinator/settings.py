@@ -107,8 +107,6 @@ class CoordinatorSettings(RegistrySettings, TlsSettings, env_prefix="OUTRIDER_CO
     def _can_find_replicas(self) -> Self:
         if not self.verifiers and self.registry is None:
             raise ValueError("verifiers is required without registry: set it with --verifiers")
-        if self.drafter is DrafterKind.MODEL and not self.drafts and self.registry is None:
-            raise ValueError("drafter is model, but drafts is empty: set --drafts to the draft's address")
         return self
 
     @property

@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.client import Client
 from outrider_cli.cluster import LocalCluster
+from outrider_cli.process import ServiceFailed
 from tests.conftest import TinyModel
 
 PROMPT = "again and again and again"
@@ -158,10 +159,9 @@ def test_a_service_drains_on_sigterm(tiny_model: TinyModel) -> None:
         (["outrider_verifier", "--model", "/nowhere/at/all"], "/nowhere/at/all"),
         (["outrider_verifier"], "model is required"),
         (["outrider_verifier", "--model", "x", "--laiers", "3"], "layers"),
-        (["outrider_coordinator", "--verifiers", "127.0.0.1:1", "--drafter", "model"], "drafts is empty"),
         (["outrider_coordinator", "--verifiers", "127.0.0.1:1", "--start-timeout-s", "0.5"], "no verifier answered"),
     ],
-    ids=["no such model", "no model", "unknown flag", "draft configured but none given", "no verifier"],
+    ids=["no such model", "no model", "unknown flag", "no verifier"],
 )
 def test_case_30_what_cannot_start_says_why(arguments: list[str], words: str, tmp_path: Path) -> None:
     run = subprocess.run(
@@ -170,3 +170,41 @@ def test_case_30_what_cannot_start_says_why(arguments: list[str], words: str, tm
     assert run.returncode in (1, 2)
     assert words in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_a_draft_in_the_verifiers_own_process(tiny_model: TinyModel, expected: tuple[int, ...]) -> None:
+    with LocalCluster(
+        str(tiny_model("llama")),
+        draft_layers=2,
+        verifier_flags=REPLICA,
+        draft_flags=["--kv-tokens", "4096"],
+        coordinator_flags=["--drafter", "model"],
+        together=True,
+    ) as running:
+        assert list(running.pids) == ["verifier", "coordinator"]
+        with Client(running.address, timeout=60) as client:
+            answer = client.generate(PROMPT, drafter="model", **OPTIONS)
+            assert answer.token_ids == expected
+            assert answer.speculation.proposed_tokens > 0
+            shown = subprocess.run(
+                [sys.executable, "-m", "outrider_cli", "info", "--address", running.address],
+                capture_output=True, text=True, timeout=60, check=True,
+            )  # fmt: skip
+            assert "draft   in the verifier's own process" in shown.stdout
+
+            def kill() -> None:
+                running.process("verifier").signal(signal.SIGKILL)
+                running.restart("verifier")
+
+            again = interrupted(client, kill, drafter="model")
+            assert again.token_ids == expected
+        verifier = running.process("verifier")
+    assert verifier.returncode == 0
+
+
+def test_case_30_a_draft_model_that_nobody_has_is_an_error_at_start(tiny_model: TinyModel) -> None:
+    cluster = LocalCluster(
+        str(tiny_model("llama")), with_draft=False, verifier_flags=REPLICA, coordinator_flags=["--drafter", "model"]
+    )
+    with pytest.raises(ServiceFailed, match="drafts is empty and no verifier has a draft of its own"):
+        cluster.start()

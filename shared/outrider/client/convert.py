@@ -226,6 +226,7 @@ def service_info_from_proto(response: generation_pb2.GetModelInfoResponse) -> Se
             fixed_length=default.fixed_length,
         ),
         version=response.version,
+        drafting_verifiers=response.drafting_verifiers,
     )
 
 

@@ -138,3 +138,4 @@ class ServiceInfo:
     drafts: tuple[ModelInfo, ...]  # one per connected draft replica
     default_speculation: Speculation
     version: str
+    drafting_verifiers: int = 0  # connected verifiers that have a draft of their own

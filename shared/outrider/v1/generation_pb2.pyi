@@ -691,7 +691,10 @@ class GetModelInfoResponse(_message.Message):
     DRAFTS_FIELD_NUMBER: _builtins.int
     DEFAULT_SPECULATION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    DRAFTING_VERIFIERS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
+    drafting_verifiers: _builtins.int
+    """How many connected verifiers have a draft of their own."""
     @_builtins.property
     def target(self) -> _model_pb2.ModelInfo: ...
     @_builtins.property
@@ -709,10 +712,11 @@ class GetModelInfoResponse(_message.Message):
         drafts: _abc.Iterable[_model_pb2.ModelInfo] | None = ...,
         default_speculation: Global___Speculation | None = ...,
         version: _builtins.str = ...,
+        drafting_verifiers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_speculation", b"default_speculation", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_speculation", b"default_speculation", "drafts", b"drafts", "target", b"target", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_speculation", b"default_speculation", "drafting_verifiers", b"drafting_verifiers", "drafts", b"drafts", "target", b"target", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
