@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from outrider.acceptance.choice import Choice
-from outrider.acceptance.control import MAX_NODES, DraftControl, Round
+from outrider.acceptance.control import MAX_NODES, DraftControl
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
+from outrider.acceptance.round import Round
 from outrider.acceptance.shape import fall_of, pruned, widths_of
 from outrider.protocol.items import DraftFirst
 from outrider.telemetry import metrics
@@ -19,7 +20,7 @@ from outrider_coordinator.session import Delta, Session
 
 log = get_logger(__name__)
 
-STANDS = 8
+STANDS = 4
 """Rounds for which it stands what a verifier drafts by itself: sessions keep in step, and deciding takes a while."""
 
 

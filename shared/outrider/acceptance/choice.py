@@ -73,12 +73,14 @@ def choose(
     previous: Choice | None = None,
     beside: Mapping[Source, Beside] = NOTHING_BESIDE,
     price: float = 0.0,
+    *,
+    steady: bool = False,
 ) -> Choice:
     """The fastest choice, or one that is nearly as fast and spares a change from `previous`, a chain.
 
     `chances` has, for each source that can propose now, the chance of every token that it may propose, each given the
     ones before it. `beside`: for the sources that can propose trees. `price`: what a token must be expected to bring,
-    since others of the same step would bring as much (`NodeBudget`).
+    since others of the same step would bring as much (`NodeBudget`). `steady`: the choice stands for many rounds.
     """
     rates = {PLAIN: rate(costs, PLAIN)}
     counts: dict[Choice, int] = {}  # of the siblings
@@ -92,10 +94,12 @@ def choose(
         for length, (gain, *_) in enumerate(table, start=1):
             if gain <= price:
                 break
-            # One token is always affordable: what comes of it is for the window to judge.
-            if length == 1 or window.bears(length, expected[length - 1], best=expected[0]):
+            stand = expected[length - 1]
+            affordable = window.bears(length, stand, best=expected[0])
+            affordable = affordable and (not steady or window.sustains(length, stand))
+            if length == 1 or affordable:  # one token always is: what comes of it is for the window to judge
                 choice = Choice(source, length)
-                rates[choice] = rate(costs, choice, expected[length - 1])
+                rates[choice] = rate(costs, choice, stand)
                 if more:
                     counts[choice], rates[choice] = with_siblings(costs, choice, table, more, price)
     best = max(rates, key=rates.__getitem__)

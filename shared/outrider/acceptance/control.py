@@ -26,6 +26,7 @@ from outrider.acceptance.estimate import MODEL_PRIOR, NGRAM_PRIOR, AcceptanceEst
 from outrider.acceptance.node_budget import NodeBudget
 from outrider.acceptance.probes import RETURN, Probes
 from outrider.acceptance.proposal import Source
+from outrider.acceptance.round import Round
 from outrider.acceptance.shape import Gains, expected, gains, siblings, widths_of
 from outrider.acceptance.siblings import SiblingEstimate, SiblingPool
 from outrider.acceptance.tree import TokenTree
@@ -45,21 +46,6 @@ class Policy:
     fallback_acceptance: float = 0.5  # 0 switches the fallback off
     max_siblings: int = 0  # most tokens beside the chain of a round
     always_siblings: bool = False  # so many in every round with a guess, whatever comes of it
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What came of a choice. A time that says nothing of later rounds is None."""
-
-    proposed: int  # depth of the proposal: 0 where the source had nothing after all
-    accepted: int  # a sibling included, if one stood
-    committed: int
-    propose_ms: float | None
-    verify_ms: float | None
-    foreseen: bool | None = None  # whether this round's proposal had been drafted ahead; None: nothing had
-    beside: int = 0  # proposed tokens beside the chain
-    tried: int = 0  # those of them beside the first token of the chain that fell
-    stood: int | None = None  # which of these stood, from 0
 
 
 class DraftControl:
@@ -88,6 +74,7 @@ class DraftControl:
         self._levels: Mapping[Source, int] = {}  # of the round in progress
         self._choice = PLAIN  # of the round in progress
         self._previous: Choice | None = None  # what the costs last decided, without siblings
+        self._steady = False  # what is decided now stands for many rounds
         self._nodes = MAX_NODES  # most proposed tokens of the round in progress
         self._probed: Source | None = None  # what the last decision probes, if that round has not begun
 
@@ -102,14 +89,17 @@ class DraftControl:
         return self._choice
 
     def decide_next(self, levels: Mapping[Source, int], longest: int, nodes: int = MAX_NODES) -> Choice | None:
-        """The choice for the round after the one in progress, whatever comes of that; `went_on` begins it.
+        """The choice for the rounds after the one in progress, whatever comes of that; `went_on` begins each.
 
-        None: it depends on what comes of it, which is a probe.
+        It may stand for many, so none is made that the window of acceptance would not bear for long. None: it depends
+        on what comes of the round, which is a probe.
         """
         if any(probes.under_way for probes in self._probes.values()):
             return None
         in_progress = self._levels, self._choice
+        self._steady = True
         self._choose_for(levels, longest, 0, nodes)
+        self._steady = False
         decided = self._choice
         self._levels, self._choice = in_progress
         return decided
@@ -297,7 +287,7 @@ class DraftControl:
 
     def _choose(self, costs: CostTable, chances: Mapping[Source, Sequence[float]]) -> Choice:
         beside = {Source.MODEL: self._beside(self._nodes)} if self._policy.max_siblings else NOTHING_BESIDE
-        return choose(costs, chances, self._window, self._previous, beside, self._budget.price)
+        return choose(costs, chances, self._window, self._previous, beside, self._budget.price, steady=self._steady)
 
     def _beside(self, nodes: int) -> Beside:
         return Beside(self._siblings.chances, self._policy.max_siblings, nodes, self._policy.always_siblings)

@@ -13,7 +13,7 @@ class AcceptanceWindow:
     """The last `size` drafted tokens. Acceptance is accepted / drafted, as everywhere.
 
     It falls with the length of the guesses, because a token that falls takes those after it along. So the window has
-    two uses: `bears` says which lengths are affordable before it is too late, and `too_low` is the verdict.
+    these uses: `bears` and `sustains` say which lengths are affordable before it is too late, `too_low` is the verdict.
     """
 
     def __init__(self, size: int, limit: float) -> None:
@@ -57,3 +57,7 @@ class AcceptanceWindow:
         stood = self._accepted - sum(islice(self._stood, pushed_out))
         later = max(0, self._size - len(self._stood) - length)
         return stood + expected + best * later >= min(1.0, self._limit + MARGIN) * self._size
+
+    def sustains(self, length: int, expected: float) -> bool:
+        """Whether guesses of `length` tokens, of which `expected` stand, can go on for ever above the limit."""
+        return self._limit <= 0.0 or expected >= min(1.0, self._limit + MARGIN) * length

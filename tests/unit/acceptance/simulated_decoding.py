@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider.acceptance.choice import Choice
-from outrider.acceptance.control import DraftControl, Policy, Round
+from outrider.acceptance.control import DraftControl, Policy
 from outrider.acceptance.costs import RoundCosts
 from outrider.acceptance.proposal import Source
+from outrider.acceptance.round import Round
 
 Chance = Callable[[Source, int], float]
 """The chance that a token of a source stands after so many committed tokens, those before it standing."""

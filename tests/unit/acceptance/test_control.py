@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from outrider.acceptance.choice import PLAIN, Choice
-from outrider.acceptance.control import DraftControl, Policy, Round
+from outrider.acceptance.control import DraftControl, Policy
 from outrider.acceptance.costs import RoundCosts
 from outrider.acceptance.proposal import Source
+from outrider.acceptance.round import Round
 from outrider.acceptance.window import AcceptanceWindow
 from tests.unit.acceptance.simulated_decoding import Machine, SimulatedSession, warmed
 
@@ -49,6 +50,17 @@ def test_guesses_that_never_stand_cost_a_short_answer_little(machine: Machine, l
         ngram = 0.0 if sources == "model" else 0.6
         run = session.run(128, lambda source, place: 0.0, ngram=ngram, model=sources != "ngram")
         assert session.speed(run) > 0.97
+
+
+@pytest.mark.parametrize("chance", [0.8, 0.7])
+def test_what_is_decided_for_long_keeps_a_request_from_falling_back(chance: float) -> None:
+    machine = Machine(plain_ms=4.4, verify=0.02, draft=0.16, round_trip_ms=0.3)
+    sessions = [
+        SimulatedSession(machine, warmed(machine, longest=8), longest=8, seed=seed, by_itself=True) for seed in range(6)
+    ]
+    runs = [session.run(1500, lambda source, place: chance) for session in sessions]
+    assert sum(run.falls for run in runs) == 0
+    assert all(session.speed(run) > 1.3 for session, run in zip(sessions, runs, strict=True))
 
 
 @pytest.mark.parametrize("by_itself", [False, True])

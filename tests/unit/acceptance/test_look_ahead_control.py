@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from outrider.acceptance.choice import Choice
-from outrider.acceptance.control import DraftControl, Policy, Round
+from outrider.acceptance.control import DraftControl, Policy
 from outrider.acceptance.costs import RoundCosts
 from outrider.acceptance.proposal import Source
+from outrider.acceptance.round import Round
 
 LONGEST = 8
 

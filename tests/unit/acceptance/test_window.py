@@ -45,6 +45,16 @@ def test_it_bears_what_leaves_it_full_above_its_limit(pairs: list[tuple[int, int
     assert window.bears(length, expected, best) == pytest.approx(sum(future) >= (0.5 + MARGIN) * size)
 
 
+@pytest.mark.parametrize(("chance", "longest"), [(0.9, 11), (0.8, 4), (0.6, 1), (0.5, 0)])
+def test_it_sustains_what_stays_above_its_limit_for_ever(chance: float, longest: int) -> None:
+    window = AcceptanceWindow(200, 0.5)
+    expected = [sum(chance**place for place in range(1, length + 1)) for length in range(1, 30)]
+    assert [window.sustains(length, each) for length, each in enumerate(expected, start=1)] == [
+        length <= longest for length in range(1, 30)
+    ]
+    assert AcceptanceWindow(200, 0.0).sustains(29, 0.0)
+
+
 def test_without_a_limit_it_bears_everything() -> None:
     assert filled([(2, 0)] * 10, limit=0.0).bears(6, 0.0, 0.0)
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from outrider.acceptance.choice import PLAIN, Choice
-from outrider.acceptance.control import DraftControl, Policy, Round
+from outrider.acceptance.control import DraftControl, Policy
 from outrider.acceptance.costs import RoundCosts
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
+from outrider.acceptance.round import Round
 from outrider.acceptance.tree import TokenTree
 from outrider.protocol.items import DraftFirst
 from outrider_coordinator.drafters import OwnDrafter
