@@ -51,11 +51,11 @@ class LocalCluster:
     ) -> None:
         common = [*_flag("dtype", dtype), *_flag("device", device)]
         self._flags = {"verifier": ["--model", model, *common, *verifier_flags]}
-        of_draft = ["--model", draft_model or model], [*_flag("layers", draft_layers), *draft_flags]
+        draft, more = ["--model", draft_model or model], [*_flag("layers", draft_layers), *draft_flags]
         if with_draft and together:
-            self._flags["verifier"] += [flag.replace("--", "--draft-", 1) for part in of_draft for flag in part]
+            self._flags["verifier"] += [flag.replace("--", "--draft-", 1) for flag in (*draft, *more)]
         elif with_draft:
-            self._flags["draft"] = [*of_draft[0], *common, *of_draft[1]]
+            self._flags["draft"] = [*draft, *common, *more]
         self._models = tuple(self._flags)
         self._coordinator_flags = coordinator_flags
         self._listen = listen

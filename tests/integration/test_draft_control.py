@@ -42,7 +42,7 @@ class ErraticControl(DraftControl):
         self._random = random.Random(17)
         self._pause = 0
 
-    def _decide(self, longest: int, at_hand: int) -> Choice:
+    def _decide(self, longest: int, at_hand: int, steady: bool) -> Choice:
         if self._pause:
             self._pause -= 1
             return PLAIN

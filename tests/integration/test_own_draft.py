@@ -14,6 +14,7 @@ import pytest
 
 from outrider.client import Completion
 from outrider.engine.replica import Replica, load
+from outrider.errors import ModelLoadError
 from outrider.protocol.items import DraftFirst, FollowUp, Verify
 from outrider.rpc.codec import VERIFIER
 from outrider.v1 import verifier_pb2
@@ -326,3 +327,12 @@ async def test_a_draft_replica_goes_first(tiny_model: TinyModel, monkeypatch: py
         answer = await cluster.generate(PROMPT, drafter="model", **OPTIONS)
         assert answer.speculation.accepted_tokens > 0
         assert not any(item.draft_first for item in said if isinstance(item, Verify | FollowUp))
+
+
+async def test_a_draft_of_another_vocabulary_is_refused_at_start(tiny_model: TinyModel) -> None:
+    settings = VerifierSettings(model=str(tiny_model("llama")), **(REPLICA | OWN))
+    own, (loaded, engine) = load_own_draft(settings), load(settings)
+    assert own is not None
+    own.info = replace(own.info, name="stranger", vocabulary_fingerprint="another")
+    with pytest.raises(ModelLoadError, match=r"draft_model: the vocabulary of stranger .* is not that of llama"):
+        assemble(settings, loaded, engine, own)

@@ -74,7 +74,6 @@ class DraftControl:
         self._levels: Mapping[Source, int] = {}  # of the round in progress
         self._choice = PLAIN  # of the round in progress
         self._previous: Choice | None = None  # what the costs last decided, without siblings
-        self._steady = False  # what is decided now stands for many rounds
         self._nodes = MAX_NODES  # most proposed tokens of the round in progress
         self._probed: Source | None = None  # what the last decision probes, if that round has not begun
 
@@ -97,9 +96,7 @@ class DraftControl:
         if any(probes.under_way for probes in self._probes.values()):
             return None
         in_progress = self._levels, self._choice
-        self._steady = True
-        self._choose_for(levels, longest, 0, nodes)
-        self._steady = False
+        self._choose_for(levels, longest, 0, nodes, steady=True)
         decided = self._choice
         self._levels, self._choice = in_progress
         return decided
@@ -235,11 +232,13 @@ class DraftControl:
             self._siblings.record(result.tried, result.stood)
         return not self._policy.fixed_length and self._judge(source, result)
 
-    def _choose_for(self, levels: Mapping[Source, int], longest: int, at_hand: int, nodes: int) -> None:
+    def _choose_for(
+        self, levels: Mapping[Source, int], longest: int, at_hand: int, nodes: int, *, steady: bool = False
+    ) -> None:
         self._levels, self._probed = levels, None
         self._nodes, self._longest = nodes, longest
         self._costs.at_load(len(self._budget))
-        self._choice = self._decide(longest, min(at_hand, longest)) if levels and longest > 0 else PLAIN
+        self._choice = self._decide(longest, min(at_hand, longest), steady) if levels and longest > 0 else PLAIN
 
     def _begin_probe(self) -> None:
         """The round that was decided for begins: if it is a probe, it is under way."""
@@ -257,7 +256,7 @@ class DraftControl:
         best = max(lengths, key=brings) if len(lengths) > 1 else next(iter(lengths))
         return self._always(Choice(best, lengths[best]), self._nodes)
 
-    def _decide(self, longest: int, at_hand: int) -> Choice:
+    def _decide(self, longest: int, at_hand: int, steady: bool) -> Choice:
         if self._policy.fixed_length:
             return self._fixed(longest, at_hand)
         chances = {source: self._estimates[source].chances(level, longest) for source, level in self._levels.items()}
@@ -272,7 +271,7 @@ class DraftControl:
         costs = self._costs.table(longest + self._policy.max_siblings)
         if at_hand:
             costs = replace(costs, draft_ms=(0.0,) * len(costs.draft_ms))
-        choice = PLAIN if self._fallen else self._choose(costs, chances)
+        choice = PLAIN if self._fallen else self._choose(costs, chances, steady=steady)
         self._previous = choice.chain
         accepted = self._expected(choice, chances[choice.source]) if choice != PLAIN else 0.0
         if probe := self._probe(costs, longest, choice, rate(costs, choice, accepted)):
@@ -285,9 +284,9 @@ class DraftControl:
             beside = beside[:-1]
         return replace(choice, length=length, siblings=beside)
 
-    def _choose(self, costs: CostTable, chances: Mapping[Source, Sequence[float]]) -> Choice:
+    def _choose(self, costs: CostTable, chances: Mapping[Source, Sequence[float]], *, steady: bool = False) -> Choice:
         beside = {Source.MODEL: self._beside(self._nodes)} if self._policy.max_siblings else NOTHING_BESIDE
-        return choose(costs, chances, self._window, self._previous, beside, self._budget.price, steady=self._steady)
+        return choose(costs, chances, self._window, self._previous, beside, self._budget.price, steady=steady)
 
     def _beside(self, nodes: int) -> Beside:
         return Beside(self._siblings.chances, self._policy.max_siblings, nodes, self._policy.always_siblings)

@@ -16,7 +16,6 @@ from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-
 MOST_IN_A_ROW = 4
 """Passes of the draft while somebody waits to be verified: a long prompt takes many."""
 

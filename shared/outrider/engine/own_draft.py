@@ -40,6 +40,7 @@ class OwnGuess:
 class _Held:
     """A session of the verifier, as the draft has it."""
 
+    session: Target
     opening: Open  # as the verifier got it, without the tokens
     known: int = 0  # committed tokens that the draft was told of; 0: it is not open there
     next_try: float = 0.0
@@ -56,7 +57,6 @@ class OwnDraft:
         self._worker = DeviceWorker(core)  # makes peers; it is never started, the verifier's thread runs the core
         self._peers: dict[ReplicaPeer, ReplicaPeer] = {}  # by the verifier's
         self._held: dict[tuple[ReplicaPeer, int], _Held] = {}  # by the draft's peer and the session's number
-        self._sessions: dict[tuple[ReplicaPeer, int], Target] = {}
 
     def claim_thread(self) -> None:
         """See `outrider.engine.worker.Core`."""
@@ -69,16 +69,14 @@ class OwnDraft:
 
     def expect(self, session: Target, opening: Open) -> None:
         """The verifier has opened a session; it is opened here when the first guess is asked for."""
-        place = self._place(session)
-        self._sessions[place] = session
-        self._held[place] = _Held(replace(opening, tokens=()))
+        self._held[self._place(session)] = _Held(session, replace(opening, tokens=()))
 
     def forget(self, session: Target) -> None:
         """The verifier has closed it."""
         place = self._place(session)
-        if self._sessions.get(place) is session:
-            held = self._held.pop(place)
-            del self._sessions[place]
+        held = self._held.get(place)
+        if held is not None and held.session is session:
+            del self._held[place]
             self._close(place, held)
 
     def drop_peer(self, peer: ReplicaPeer) -> None:
@@ -118,18 +116,18 @@ class OwnDraft:
 
     def _take(self, place: tuple[ReplicaPeer, int], reply: Reply) -> OwnGuess | None:
         """The guess that a reply of the draft is, if anybody still waits for it."""
-        held, session = self._held.get(place), self._sessions.get(place)
-        if held is None or session is None or held.asked != reply.key:
+        held = self._held.get(place)
+        if held is None or held.asked != reply.key:
             return None
         held.asked = None
-        if reply.key != session.key:  # its history has moved on meanwhile
+        if reply.key != held.session.key:  # its history has moved on meanwhile
             return None
         proposal = NO_PROPOSAL
         if isinstance(reply, Drafted):
             proposal = reply.proposal
         elif isinstance(reply, Failed):
             self._fail(place, held, reply)
-        return OwnGuess(session, proposal, int((self._clock() - held.asked_at) * 1e6))
+        return OwnGuess(held.session, proposal, int((self._clock() - held.asked_at) * 1e6))
 
     def _open(self, place: tuple[ReplicaPeer, int], held: _Held, session: Target) -> bool:
         if self._clock() < held.next_try:

@@ -13,7 +13,7 @@ def collect_seldom() -> None:
 
     A round makes hundreds of objects that live as long as the round, and next to no cycles: with 1,000 sessions in one
     frame, looking at them all again and again takes a tenth of a coordinator's processor. A process that holds models
-    has hundreds of thousands of objects that stay: looking at all of them stops it for a third of a second.
+    has hundreds of thousands of objects that stay: looking at all of them stops it in the middle of an answer.
     """
     gc.collect()
     gc.freeze()

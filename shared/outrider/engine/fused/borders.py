@@ -50,7 +50,7 @@ def split_of(position: Ints) -> Ints:
 
 
 def split_at(position: int) -> int:
-    """`split_of` for a single position, in a tenth of the time."""
+    """`split_of` for a single position, without an array."""
     short = position - SHORT_SPLITS * BLOCK
     return position // BLOCK if short < 0 else SHORT_SPLITS + short // LONG_SPLIT
 

@@ -150,8 +150,8 @@ class FusedRunner:
         """Start a pass; its logits lie where the next one's will. `ids` [T]: in place of those that the feeds have."""
         layout = self._plans.lay_out(feeds)
         total, tiles, wanted = len(layout), layout.most_tiles, len(layout.logit_rows)
-        recorded = self._with_graphs and total <= GRAPH_ROWS[-1]
-        if recorded:
+        from_graph = self._with_graphs and total <= GRAPH_ROWS[-1]
+        if from_graph:
             height = self._plans.tall_rows if layout.tall else self._plans.tile_rows
             shape = self.last_shape = graph_shape(total, tiles, height, tall=layout.tall)
         else:
@@ -159,7 +159,7 @@ class FusedRunner:
         plan = self._plans.fill(layout, shape)
         if ids is not None:
             plan.ids[:total] = ids
-        logits = self._replay(shape) if recorded and len(plan.slices) == 1 else self._run(plan)
+        logits = self._replay(shape) if from_graph and len(plan.slices) == 1 else self._run(plan)
         return plan, logits[:wanted]
 
     def _replay(self, shape: Shape) -> Tensor:
