@@ -11,6 +11,9 @@ all its threads. One process runs Python on one core at a time, and gRPC's threa
 `main_thread_cpu_ms_per_round` says where a single process ends, and `--coordinators` starts several. A busy machine
 raises these times as well (shared caches and hyperthreads), so they too are upper bounds. What a round takes beyond the
 verifier's step is added latency, the drafting and the waiting for a core included.
+
+On a machine with more cores `--cores 0,1` measures the coordinators alone: they have these cores for themselves, and
+the load generator and the replicas the others.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ import grpc.aio
 from outrider.rpc.server import run_event_loop
 from outrider.v1 import generation_pb2 as pb
 from tests.benchmarks.record import save
+from tests.benchmarks.simulated.affinity import keep_on
 from tests.benchmarks.simulated.cluster import simulated_cluster
 from tests.benchmarks.simulated.text import Text
 
@@ -62,11 +66,16 @@ def main() -> None:
     parser.add_argument("--answer-tokens", type=int, default=1024)
     parser.add_argument("--look-ahead", default="off", choices=["off", "auto"])
     parser.add_argument("--coordinators", type=int, default=1, help="processes, each with its part of the sessions")
+    parser.add_argument("--cores", type=cores, default=[], help="those of the coordinators alone, such as 0,1")
+    parser.add_argument("--adaptive", action="store_true", help="let the sessions choose the length of their guesses")
     parser.add_argument("--name", default="coordinator_capacity")
     arguments = parser.parse_args()
+    if arguments.cores:
+        keep_on(os.getpid(), os.sched_getaffinity(0).difference(arguments.cores))  # and the processes that it starts
     verifier = ["--step-ms", arguments.step_ms, "--acceptance", arguments.acceptance]
     draft = ["--step-ms", arguments.draft_ms, "--acceptance", arguments.acceptance]
-    flags = ["--max-draft-tokens", arguments.draft_tokens, "--fixed-length", "--look-ahead", arguments.look_ahead]
+    flags = ["--max-draft-tokens", arguments.draft_tokens, "--look-ahead", arguments.look_ahead]
+    flags += [] if arguments.adaptive else ["--fixed-length"]
     flags += [
         "--max-sessions",
         arguments.sessions,
@@ -82,6 +91,9 @@ def main() -> None:
     ) as coordinators:
         result: dict[str, Any] = {}
         addresses, pids = [each.address for each in coordinators], [each.pid for each in coordinators]
+        if arguments.cores:
+            for pid in pids:
+                keep_on(pid, arguments.cores)
         run_event_loop(measure(addresses, pids, arguments, result))
     path = save(arguments.name, {"seed": 0, "simulated": True, "options": vars(arguments), **result})
     print(path)
@@ -168,6 +180,14 @@ async def measure(
         "samples": samples,
         "added_ms_samples": [round(gap, 1) for gap in gaps[:: max(1, len(gaps) // KEPT_GAPS)]],
     }
+
+
+def cores(text: str) -> list[int]:
+    """Numbers of cores that this process may use, separated by commas; some must be left for the others."""
+    found = {int(number) for number in text.split(",")}
+    if not found < os.sched_getaffinity(0):
+        raise argparse.ArgumentTypeError("these must be some, not all, of the cores that this process may use")
+    return sorted(found)
 
 
 def request(seed: int, arguments: argparse.Namespace) -> pb.GenerateRequest:
