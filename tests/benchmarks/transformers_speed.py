@@ -67,7 +67,8 @@ def main() -> None:
             started = time.perf_counter()
             result[f"{name}_ms"] = a_token(compiled=name == "compiled")
             result[f"{name}_took_s"] = time.perf_counter() - started
-            result[f"{name}_graphs"] = torch._dynamo.utils.counters["stats"]["unique_graphs"]  # 0 if nothing was compiled
+            # 0 where nothing was compiled.
+            result[f"{name}_graphs"] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
             print(name, result[f"{name}_ms"], f"in {result[f'{name}_took_s']:.0f} s", flush=True)
             save("transformers_speed", result, arguments.out)
 
