@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ["outrider", "torch", "transformers", "grpcio", "protobuf", "tokenizers", "numpy", "xllamacpp", "triton"]
+PACKAGES = [
+    "outrider",
+    "torch",
+    "transformers",
+    "grpcio",
+    "protobuf",
+    "tokenizers",
+    "numpy",
+    "xllamacpp",
+    "triton",
+    "torchao",
+]
 
 
 def environment() -> dict[str, Any]:
