@@ -22,10 +22,10 @@ class Buffer(Generic[Value]):
         self._source = source
         self._size = size
         self._values: deque[Value] = deque()
-        self._changed = asyncio.Event()  # there is a value, or the end
-        self._room = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # waits for a value or the end
+        self._writer: asyncio.Future[None] | None = None  # waits for room
         self.task = asyncio.create_task(self._fill(), name="rounds")
-        self.task.add_done_callback(lambda task: self._changed.set())
+        self.task.add_done_callback(lambda task: _wake(self._reader))
 
     def __aiter__(self) -> Self:
         return self
@@ -36,10 +36,10 @@ class Buffer(Generic[Value]):
                 if not self.task.cancelled():
                     self.task.result()
                 raise StopAsyncIteration
-            self._changed.clear()
-            await self._changed.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         value = self._values.popleft()
-        self._room.set()
+        _wake(self._writer)
         return value
 
     async def aclose(self) -> None:
@@ -51,7 +51,12 @@ class Buffer(Generic[Value]):
         async with aclosing(self._source):  # type: ignore[type-var]
             async for value in self._source:
                 self._values.append(value)
-                self._changed.set()
+                _wake(self._reader)
                 while len(self._values) >= self._size:
-                    self._room.clear()
-                    await self._room.wait()
+                    self._writer = asyncio.get_running_loop().create_future()
+                    await self._writer
+
+
+def _wake(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)

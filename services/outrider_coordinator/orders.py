@@ -33,7 +33,6 @@ class Orders:
         self._base = 0  # of the round in flight when the order was given; 0: there is none
         self._outcomes: OutcomeCache | None = None  # None: nothing is foreseen, whatever comes is followed alike
         self._otherwise: Checked | None = None
-        self._expected: list[Key] = []
         self._promised: tuple[int, Checked | None] = 0, None  # what was found last, and for how many committed tokens
 
     def give(
@@ -53,12 +52,11 @@ class Orders:
         if foreseen:
             assert isinstance(in_flight, TokenTree), "of what the verifier drafts nothing can be foreseen"
             self._outcomes = OutcomeCache(base, in_flight, ((f.node, f.next_token, f.proposal) for f in foreseen))
-        self._expected = [self._key(base + length) for length in range(1, deepest(in_flight) + 2)]
-        for key in self._expected:
-            self._link.expect(key)
+        key = self._key(base)
+        self._link.expect_after(key, deepest(in_flight) + 1)
         first = otherwise if isinstance(otherwise, DraftFirst) else None
         plainly = otherwise is not None and first is None
-        return self._link.tell(FollowUp(self._key(base), tuple(foreseen), plainly, first))
+        return self._link.tell(FollowUp(key, tuple(foreseen), plainly, first))
 
     def given(self, base: int) -> bool:
         """True if there is an order for this round."""
@@ -86,8 +84,7 @@ class Orders:
 
     def end(self, kept: Key | None = None) -> None:
         """The round has ended: no reply is expected any more but, where it was promised, `kept`."""
-        for key in self._expected:
-            if key != kept:
-                self._link.forget(key)
-        self._base, self._expected, self._promised = 0, [], (0, None)
+        if self._base:
+            self._link.end_after(self._key(self._base), kept)
+        self._base, self._promised = 0, (0, None)
         self._outcomes = self._otherwise = None

@@ -79,7 +79,7 @@ class Replicas:
     def max_proposal(self) -> int:
         """Most tokens of a proposal that every connected replica takes."""
         links = (*self._verifiers, *self._drafts)
-        return min((link.welcome.max_proposal for link in links if link.welcome is not None), default=0)
+        return min([link.max_proposal for link in links if link.max_proposal is not None], default=0)
 
     @property
     def drafts(self) -> list[DraftLink]:

@@ -84,7 +84,7 @@ def _of_coordinator(coordinator: Any) -> dict[str, Any]:
         "waiting": generations.admission.waiting,
         "names": len(generations._running),
         "placed": sum((replicas._on_verifiers.loads() + replicas._on_drafts.loads()).values()),
-        "pending": sum(len(link._pending) for link in links),
+        "pending": sum(link.expected for link in links),
         "bound": len(getattr(replicas._store, "_held", ())),
         "connected": sum(link.ready for link in links),
     }

@@ -74,7 +74,7 @@ class Scene:
         placed = (parts.replicas._on_verifiers.loads(), parts.replicas._on_drafts.loads())
         generations = parts.generations
         levels = [generations.admission.running, generations.admission.waiting, generations.room.waiting]
-        return any([*levels, *placed, generations._running, *(link._pending for link in links)])
+        return any([*levels, *placed, generations._running, *(link.expected for link in links)])
 
     async def occupy(self) -> None:
         """Another answer, which holds a place and KV until it is undone."""

@@ -49,7 +49,7 @@ async def test_it_never_changes_the_answer(tiny_model: TinyModel, guesser: str) 
                 if not options:
                     assert all(answer.speculation.look_ups > 0 for answer in found)
         for link in (*cluster.coordinator.replicas.verifiers, *cluster.coordinator.replicas.drafts):
-            assert not link._pending
+            assert not link.expected
 
 
 async def test_what_was_foreseen_is_used(tiny_model: TinyModel) -> None:

@@ -44,7 +44,7 @@ async def assert_nothing_is_left(cluster: Cluster) -> None:
     def is_clean() -> bool:
         cores = [*(replica._worker._core for replica in cluster.verifiers), *drafts_of(cluster)]
         links = cluster.coordinator.replicas.verifiers
-        return not any(len(core.sessions) for core in cores) and not any(link._pending for link in links)  # type: ignore[attr-defined]
+        return not any(len(core.sessions) for core in cores) and not any(link.expected for link in links)  # type: ignore[attr-defined]
 
     await until(is_clean)
 

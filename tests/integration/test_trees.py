@@ -47,7 +47,7 @@ async def test_they_never_change_the_answer_and_save_rounds(tiny_model: TinyMode
                         rounds[trees] = rounds.get(trees, 0) + sum(answer.speculation.rounds for answer in found)
                     assert all(a.speculation.accepted_tokens <= a.speculation.proposed_tokens for a in found)
         for link in (*cluster.coordinator.replicas.verifiers, *cluster.coordinator.replicas.drafts):
-            assert not link._pending
+            assert not link.expected
     assert rounds[TreeMode.ON] < 0.95 * rounds[TreeMode.OFF]
 
 

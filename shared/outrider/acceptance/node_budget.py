@@ -23,8 +23,8 @@ SAMPLES = 32
 """How many rounds a number of rows in flight is remembered by."""
 STEPS_PER_DOUBLING = 4
 """Numbers of rows are told apart by so many steps for each doubling."""
-MOST_ASKED = 128
-"""How many sessions stand for all of them when the price is computed."""
+MOST_ASKED = 32
+"""How many sessions, each time others, stand for all of them when the price is computed."""
 SHORTEST_WAIT = 16
 """Fewest rounds between two computations; otherwise there is one after as many rounds as there are sessions."""
 MOST_PEAKS = 2048
@@ -121,7 +121,7 @@ class NodeBudget:
     """One for all sessions of a coordinator."""
 
     def __init__(self) -> None:
-        self.price = 0.0  # the gain, in tokens, that a node must exceed
+        self._price = 0.0
         self._times = RowTimes()
         self._sessions: dict[Session, int] = {}  # with their rows in flight
         self._rows = 0
@@ -132,6 +132,14 @@ class NodeBudget:
     def __len__(self) -> int:
         """Sessions that take part."""
         return len(self._sessions)
+
+    @property
+    def price(self) -> float:
+        """The gain, in tokens, that a node must exceed. It is computed anew when it is asked for, and not each time."""
+        if self._rounds >= max(SHORTEST_WAIT, len(self._sessions)):
+            self._rounds = 0
+            self._price += SMOOTHING * (self._new_price() - self._price)
+        return self._price
 
     def join(self, session: Session) -> None:
         """Take part."""
@@ -156,13 +164,13 @@ class NodeBudget:
         self._rows -= self._sessions[session]
         self._sessions[session] = 0
         self._rounds += 1
-        if self._rounds >= max(SHORTEST_WAIT, len(self._sessions)):
-            self._rounds = 0
-            self.price += SMOOTHING * (self._new_price() - self.price)
 
     def _new_price(self) -> float:
         points = self._times.points()
         if len(self._sessions) < 2 or len(points) < 2:
             return 0.0  # one alone knows its own times best
-        asked = [session.demand() for session in islice(self._sessions, MOST_ASKED)]
-        return best_price(points, asked, stand_for=len(self._sessions) / len(asked), other_ms=self._other_ms)
+        asked = list(islice(self._sessions, MOST_ASKED))
+        for session in asked if len(asked) < len(self._sessions) else ():
+            self._sessions[session] = self._sessions.pop(session)  # to the end: others come before it next time
+        demands = [session.demand() for session in asked]
+        return best_price(points, demands, stand_for=len(self._sessions) / len(asked), other_ms=self._other_ms)

@@ -37,7 +37,9 @@ def gains(stands: Sequence[float], others: Sequence[float]) -> Gains:
         left = reached - first
         row = [first]
         for other in others:
-            last = min(last, left * other)
+            gain = left * other
+            if gain < last:
+                last = gain
             left -= last
             row.append(last)
         table.append(tuple(row))

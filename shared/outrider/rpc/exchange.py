@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.errors import OutriderError
 from outrider.protocol.items import Close, DraftAhead, FailureCode, Key, Open, Propose, Verify
+from outrider.rpc.deadlines import Deadlines
 
 VERDICT = "verdict"
 ANSWERS: dict[type, str] = {
@@ -62,22 +63,30 @@ class Pending:
         """Keep what came first, and wake whoever waits for it."""
         if self.result is None:
             self.result = result
-            _wake(self.waiter)
+            if self.waiter is not None and not self.waiter.done():
+                self.waiter.set_result(None)
 
-    async def settled(self, timeout_s: float) -> None:
-        """Return when there is a result, or after `timeout_s` seconds.
-
-        Each round waits here, and asyncio.timeout is slower.
-        """
-        loop = asyncio.get_running_loop()
-        self.waiter = loop.create_future()
-        timer = loop.call_later(timeout_s, _wake, self.waiter)
+    async def settled(self, timeout_s: float, deadlines: Deadlines) -> None:
+        """Return when there is a result, or after `timeout_s` seconds."""
+        self.waiter = asyncio.get_running_loop().create_future()
+        waits = deadlines.add(self.waiter, timeout_s)
         try:
             await self.waiter
         finally:
-            timer.cancel()
+            waits.discard(self.waiter)
 
 
-def _wake(waiter: asyncio.Future[None] | None) -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)
+@dataclass(slots=True)
+class Following:
+    """Verdicts of which one is to come, that of the round after another, which decides its base length."""
+
+    first: int  # base lengths
+    last: int
+    early: dict[int, Pending] = field(default_factory=dict)
+
+    def __contains__(self, base_length: int) -> bool:
+        return self.first <= base_length <= self.last
+
+    def at(self, base_length: int) -> Pending:
+        """The verdict of the round that begins there, which most likely is none."""
+        return self.early.setdefault(base_length, Pending(0, VERDICT))

@@ -14,7 +14,8 @@ from outrider.protocol.items import PROTOCOL_VERSION, Failed, Key, ModelInfo
 from outrider.rpc import convert
 from outrider.rpc.channel import SILENCE_S, open_channel
 from outrider.rpc.codec import Codec
-from outrider.rpc.exchange import ANSWERS, VERDICT, Exchange, ItemError, Keyed, Pending
+from outrider.rpc.deadlines import Deadlines
+from outrider.rpc.exchange import ANSWERS, VERDICT, Exchange, Following, ItemError, Keyed, Pending
 from outrider.rpc.malformed import Undecodable
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.tls import ClientTls
@@ -52,7 +53,9 @@ class ReplicaLink(Generic[Item, Reply]):
         """`silence_s`: seconds without a sign of life after which the replica counts as lost."""
         self.address = address
         self.model: ModelInfo | None = None
-        self.welcome: replica_pb2.Welcome | None = None  # of the current connection
+        self.welcome: replica_pb2.Welcome | None = None  # of the current connection, as are the next two
+        self.drafts = False  # it is a verifier that can be told to draft first
+        self.max_proposal: int | None = None  # most tokens of a proposal that it takes; None: it is not connected
         self.refusal: str | None = None  # why the replica may not be used, if it may not
         self.hands_over_at: float | None = None  # when half its grace is over (time.monotonic); None: it does not drain
         self.on_drain: Callable[[], None] = lambda: None  # called once it has said so
@@ -64,6 +67,8 @@ class ReplicaLink(Generic[Item, Reply]):
         self._outbox: list[Any] = []
         self._filled = asyncio.Event()
         self._pending: dict[Key, Pending] = {}
+        self._following: dict[tuple[int, int], Following] = {}  # by session and epoch
+        self._deadlines = Deadlines()
         self._up = asyncio.Event()
         self._takes_new = asyncio.Event()
         self._leave = asyncio.Event()
@@ -77,11 +82,6 @@ class ReplicaLink(Generic[Item, Reply]):
     def takes_new(self) -> bool:
         """True while the stream is up and the replica does not drain."""
         return self._takes_new.is_set()
-
-    @property
-    def drafts(self) -> bool:
-        """True while it is a verifier that can be told to draft first."""
-        return self.welcome is not None and self.welcome.drafts
 
     def leave(self) -> None:
         """End the stream to a replica that drains: nothing of ours is there any more. It is tried again later."""
@@ -122,7 +122,7 @@ class ReplicaLink(Generic[Item, Reply]):
         pending = self._pending[key]
         try:
             if pending.result is None:
-                await pending.settled(timeout_s)
+                await pending.settled(timeout_s, self._deadlines)
         finally:
             self.forget(key)
         if pending.result is None:
@@ -136,6 +136,24 @@ class ReplicaLink(Generic[Item, Reply]):
     def forget(self, key: Key) -> None:
         """Drop the reply with this key, if it ever comes."""
         self._pending.pop(key, None)
+
+    def expect_after(self, key: Key, most: int) -> None:
+        """Until `end_after` keep the verdict of the round after that of `key`, which begins 1 to `most` tokens on."""
+        opening = key.session, key.epoch
+        assert opening not in self._following, "one order at a time"
+        self._following[opening] = Following(key.base_length + 1, key.base_length + most)
+
+    def end_after(self, key: Key, kept: Key | None = None) -> None:
+        """Drop what `expect_after` kept, but the reply with the key `kept`, which is expected like any other now."""
+        following = self._following.pop((key.session, key.epoch))
+        if kept is not None:
+            assert kept not in self._pending, "one call at a time for a key"
+            self._pending[kept] = following.at(kept.base_length)
+
+    @property
+    def expected(self) -> int:
+        """How many replies are waited for, or kept; of the rounds after one, which nobody can tell yet, one."""
+        return len(self._pending) + len(self._following)
 
     def tell(self, item: Item) -> int:
         """Send an item whose reply, if any, does not matter; its bytes on the wire. Nothing is sent while down."""
@@ -235,7 +253,8 @@ class ReplicaLink(Generic[Item, Reply]):
         await self._leave.wait()
 
     def _take(self, wire: Any) -> None:
-        pending = self._pending.get(convert.key_of(wire))
+        key = convert.key_of(wire)
+        pending = self._pending.get(key) or self._early(key)
         if pending is None or pending.result is not None:
             return  # stale: of an older epoch or base length, or given up
         if wire.WhichOneof("event") not in (pending.event, "error", None):
@@ -247,8 +266,13 @@ class ReplicaLink(Generic[Item, Reply]):
             return
         pending.settle(Exchange(reply, pending.sent_bytes + wire.ByteSize()))
 
+    def _early(self, key: Key) -> Pending | None:
+        following = self._following.get((key.session, key.epoch))
+        return following.at(key.base_length) if following is not None and key.base_length in following else None
+
     def _come_up(self, welcome: replica_pb2.Welcome) -> None:
         self.welcome = welcome
+        self.drafts, self.max_proposal = welcome.drafts, welcome.max_proposal
         self.refusal = None
         self._outbox.clear()
         self._leave.clear()
@@ -268,8 +292,10 @@ class ReplicaLink(Generic[Item, Reply]):
         self._up.clear()
         self._takes_new.clear()
         self.welcome = None
+        self.drafts, self.max_proposal = False, None
         self._outbox.clear()
-        for pending in self._pending.values():
+        early = [each.at(base) for each in self._following.values() for base in range(each.first, each.last + 1)]
+        for pending in (*self._pending.values(), *early):
             pending.settle(Unavailable(f"{self.address} was lost: {_reason(error)}"))
 
 

@@ -26,12 +26,14 @@ class Link:
         self.said.append(item)
         return 7
 
-    def expect(self, key: Key) -> None:
-        assert key not in self.expected
-        self.expected.append(key)
+    def expect_after(self, key: Key, most: int) -> None:
+        assert not self.expected
+        self.expected = [key._replace(base_length=key.base_length + length) for length in range(1, most + 1)]
 
-    def forget(self, key: Key) -> None:
-        self.expected.remove(key)
+    def end_after(self, key: Key, kept: Key | None = None) -> None:
+        assert key.base_length + 1 == self.expected[0].base_length
+        assert kept is None or kept in self.expected
+        self.expected = [] if kept is None else [kept]
 
 
 def key(base: int) -> Key:
@@ -89,7 +91,7 @@ def test_a_foreseen_outcome_goes_before_what_follows_others(orders: Orders) -> N
 def test_the_next_order_knows_nothing_of_the_one_before(orders: Orders, link: Link) -> None:
     orders.give(BASE, guess(10).tree, (Foreseen(ROOT, 20, guess(7)),), otherwise=DraftFirst(4))
     orders.end(kept=key(BASE + 1))
-    link.forget(key(BASE + 1))  # it was received
+    link.expected.clear()  # it was received
     orders.give(BASE + 1, NO_PROPOSAL.tree, otherwise=NO_PROPOSAL)
     assert link.expected == [key(BASE + 2)]
     assert orders.promised([*COMMITTED, 20, 20]) is NO_PROPOSAL

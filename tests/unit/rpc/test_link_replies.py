@@ -143,3 +143,51 @@ async def test_a_late_answer_to_the_opening_is_not_taken_for_that_of_the_round_a
     arrive(link, Opened(KEY, 0))
     arrive(link, REPLY)
     assert (await asyncio.wait_for(call, 5.0)).reply == REPLY
+
+
+def verdict_at(base: int) -> Verified:
+    return Verified(Key(1, 2, base), Verdict((base,)))
+
+
+async def test_of_the_rounds_that_may_follow_the_one_that_did_is_received(link: Link) -> None:
+    """A verdict may be there before anybody knows that it is the one."""
+    link.expect_after(KEY, 3)
+    for base in (2, 3, 4, 6, 7):  # 3 is the round in flight, 7 is beyond what may follow
+        arrive(link, verdict_at(base))
+    link.end_after(KEY, Key(1, 2, 6))
+    assert (await link.receive(Key(1, 2, 6), 1.0)).reply == verdict_at(6)
+    assert link.expected == 0
+
+
+async def test_the_round_that_follows_may_answer_late(link: Link) -> None:
+    link.expect_after(KEY, 3)
+    link.end_after(KEY, Key(1, 2, 4))
+    arrive(link, verdict_at(5))
+    receive = asyncio.create_task(link.receive(Key(1, 2, 4), 60.0))
+    await asyncio.sleep(0)
+    arrive(link, verdict_at(4))
+    assert (await asyncio.wait_for(receive, 5.0)).reply == verdict_at(4)
+    assert link.expected == 0
+
+
+async def test_what_may_follow_is_of_one_opening_and_ends(link: Link) -> None:
+    link.expect_after(KEY, 3)
+    other = Key(1, 9, 2)
+    link.expect_after(other, 3)
+    assert link.expected == 2
+    arrive(link, Verified(Key(1, 9, 4), Verdict((8,))))
+    link.end_after(KEY)
+    arrive(link, verdict_at(4))
+    link.end_after(other, Key(1, 9, 4))
+    assert (await link.receive(Key(1, 9, 4), 1.0)).reply.key == Key(1, 9, 4)
+    assert link.expected == 0
+
+
+async def test_a_lost_stream_fails_the_round_that_was_to_follow(link: Link) -> None:
+    link.expect_after(KEY, 3)
+    arrive(link, verdict_at(4))
+    link._go_down(Unavailable("gone"))
+    link.end_after(KEY, Key(1, 2, 6))
+    with pytest.raises(Unavailable, match="nowhere:1 was lost: gone"):
+        await link.receive(Key(1, 2, 6), 1.0)
+    assert link.expected == 0
