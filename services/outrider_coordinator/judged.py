@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from outrider.acceptance.choice import Choice
 from outrider.acceptance.guesses import validate_guess
@@ -13,9 +13,8 @@ from outrider.protocol.items import DraftFirst, Verified
 from outrider_coordinator.orders import Checked
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What was verified, and the target's word on it."""
+class Judged(NamedTuple):
+    """What was verified, and the target's word on it. A tuple, which is made faster."""
 
     proposal: Proposal
     verdict: Verdict

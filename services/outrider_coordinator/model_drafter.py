@@ -203,6 +203,8 @@ class ModelDrafter:
 
     def _is_to_move(self, link: DraftLink) -> bool:
         """True if the draft drains and another one has room: it can open the session there at once."""
+        if link.hands_over_at is None:
+            return False  # as in nearly all rounds: nobody is listed for nothing
         return self._replicas.draft_moves(link, self._session.request.max_length + self._allowance)
 
     async def _open(self, committed: tuple[int, ...]) -> None:

@@ -160,8 +160,6 @@ class Replicas:
 
     def hands_over(self, link: VerifierLink, tokens: int) -> bool:
         """True once a session that needs KV for `tokens` should leave a verifier that drains, for another one."""
-        if link.hands_over_at is None:
-            return False  # asked before every round: how busy the replicas are takes a look at every session
         return hands_over(link, self._candidates(self._verifiers, self._on_verifiers), tokens)
 
     async def release_verifier(self, session: int, link: VerifierLink, *, keep_s: float = 0.0) -> None:
@@ -185,8 +183,6 @@ class Replicas:
 
     def draft_moves(self, link: DraftLink, tokens: int) -> bool:
         """True if a session that needs KV for `tokens` should leave a draft that drains, for another one."""
-        if link.hands_over_at is None:  # as in nearly all rounds: nobody is listed for nothing
-            return False
         return moves_at_once(link, self._candidates(self._drafts, self._on_drafts), tokens)
 
     async def release_draft(self, session: int, link: DraftLink, *, keep_s: float = 0.0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from outrider.acceptance.accept import accept
 from outrider.acceptance.proposal import Outcome, Proposal, RowLogprobs, Source, Verdict
@@ -22,9 +23,8 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What one round adds to the answer."""
+class Delta(NamedTuple):
+    """What one round adds to the answer. A tuple, which is made faster."""
 
     text: str
     token_ids: tuple[int, ...]

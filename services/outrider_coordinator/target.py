@@ -117,7 +117,7 @@ class TargetBinding:
         Raises Unavailable when no verifier could be had in time, ResourceExhausted when none has room.
         """
         for _ in range(MAX_REOPENINGS):
-            if self._link is not None and self._replicas.hands_over(self._link, self._session.request.max_length):
+            if self._link is not None and self._is_to_move(self._link):
                 log.info("session %d leaves %s, which drains", self._session.number, self._link.address)
                 await self._leave(keep_s=0.0)
             if self._room.gives_way(self._session.number):
@@ -154,6 +154,12 @@ class TargetBinding:
     async def close(self) -> None:
         """Free the session's state, wherever it is; a conversation's KV is kept for its next turn."""
         await self._leave(self._session.keep_s)
+
+    def _is_to_move(self, link: VerifierLink) -> bool:
+        """True once the session should leave a verifier that drains, for another one."""
+        if link.hands_over_at is None:
+            return False  # asked before every round: how busy the replicas are takes a look at every session
+        return self._replicas.hands_over(link, self._session.request.max_length)
 
     async def _leave(self, keep_s: float) -> None:
         self._room.leave(self._session.number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from outrider.acceptance.tree import TokenTree
 
@@ -83,13 +84,15 @@ class Verdict:
     step_microseconds: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a round ended: the proposed nodes that stand, root's child first, and the one token that follows them."""
+class Outcome(NamedTuple):
+    """How a round ended: the proposed nodes that stand, root's child first, and the one token that follows them.
+
+    A tuple, which is made faster: each round makes one.
+    """
 
     accepted: tuple[int, ...]  # node indices
     next_token: int
 
     def tokens(self, tree: TokenTree) -> tuple[int, ...]:
         """The tokens this round commits: 1 + len(accepted) of them."""
-        return (*(tree.tokens[node] for node in self.accepted), self.next_token)
+        return (*map(tree.tokens.__getitem__, self.accepted), self.next_token)

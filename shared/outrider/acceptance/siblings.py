@@ -25,9 +25,9 @@ class _Trials:
 
     def record(self, tried: int, stood: int | None) -> None:
         """At one fall `tried` siblings were there, and the one at index `stood` was right (None: none was)."""
-        last = len(self._trials) if stood is None else stood + 1
+        tried = tried if stood is None else min(tried, stood + 1)
         for rank in range(len(self._trials)):
-            was_tried = rank < min(tried, last)
+            was_tried = rank < tried
             memory = self._memory if was_tried else UNTRIED
             self._trials[rank] = memory * self._trials[rank] + was_tried
             self._stood[rank] = memory * self._stood[rank] + (rank == stood)

@@ -51,13 +51,15 @@ def verifier_item_to_proto(item: items.VerifierRequest) -> verifier_pb2.Verifier
     key = item.key
     wire = verifier_pb2.VerifierItem(session=key.session, epoch=key.epoch, base_length=key.base_length)
     if isinstance(item, items.Verify):
-        _write_advance(item, wire.verify.advance)
-        write_proposal(item.proposal, wire.verify.proposal)
-        write_draft_first(item.draft_first, wire.verify)
+        verify = wire.verify
+        _write_advance(item, verify.advance)
+        write_proposal(item.proposal, verify.proposal)
+        write_draft_first(item.draft_first, verify)
     elif isinstance(item, items.FollowUp):
-        wire.follow_up.plainly = item.plainly
-        _write_foreseen(item.foreseen, wire.follow_up)
-        write_draft_first(item.draft_first, wire.follow_up)
+        follow_up = wire.follow_up
+        follow_up.plainly = item.plainly
+        _write_foreseen(item.foreseen, follow_up)
+        write_draft_first(item.draft_first, follow_up)
     else:
         _common_to_proto(item, wire)
     return wire
@@ -222,9 +224,9 @@ def draft_reply_to_proto(reply: items.DraftReply) -> draft_pb2.DraftReply:
 def verifier_reply_from_proto(wire: verifier_pb2.VerifierReply) -> items.VerifierReply:
     """Raise InternalError for a reply without an event: the peer is broken."""
     if wire.WhichOneof("event") == "verdict":
-        drafted = proposal_from_proto(wire.verdict.drafted) if wire.verdict.HasField("drafted") else NO_PROPOSAL
-        verdict = verdict_from_proto(wire.verdict)
-        return items.Verified(key_of(wire), verdict, drafted, wire.verdict.draft_microseconds)
+        verdict = wire.verdict
+        drafted = proposal_from_proto(verdict.drafted) if verdict.HasField("drafted") else NO_PROPOSAL
+        return items.Verified(key_of(wire), verdict_from_proto(verdict), drafted, verdict.draft_microseconds)
     return _common_reply_from_proto(wire)
 
 

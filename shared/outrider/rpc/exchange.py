@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from outrider.errors import OutriderError
 from outrider.protocol.items import Close, DraftAhead, FailureCode, Key, Open, Propose, Verify
@@ -42,9 +42,8 @@ class ItemError(OutriderError):
         self.message = message
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange(Generic[Reply]):
-    """A reply, and what it and its request weighed on the wire."""
+class Exchange(NamedTuple, Generic[Reply]):
+    """A reply, and what it and its request weighed on the wire. A tuple, which is made faster."""
 
     reply: Reply
     wire_bytes: int

@@ -135,8 +135,9 @@ def verdict_from_proto(wire: verifier_pb2.Verdict) -> Verdict:
 def write_draft_first(first: DraftFirst | None, wire: verifier_pb2.Verify | verifier_pb2.FollowUp) -> None:
     """Fill in what the replica is to draft by itself, if it is."""
     if first is not None:
-        wire.draft_first.max_tokens = first.max_tokens
-        wire.draft_first.siblings.extend(first.siblings)
+        draft_first = wire.draft_first
+        draft_first.max_tokens = first.max_tokens
+        draft_first.siblings.extend(first.siblings)
 
 
 def draft_first_from_proto(wire: verifier_pb2.Verify | verifier_pb2.FollowUp) -> DraftFirst | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -16,6 +16,9 @@ class Detokenizer(Protocol):
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character is incomplete."""
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """The same for several tokens at once."""
 
     def finish(self) -> str:
         """What was still held back; an incomplete character becomes U+FFFD. Ends the sequence."""
@@ -39,6 +42,10 @@ class ByteDetokenizer:
     def push(self, token_id: int) -> str:
         """See Detokenizer."""
         return self._decoder.decode(self._bytes_of(token_id))
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """See Detokenizer."""
+        return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
 
     def finish(self) -> str:
         """See Detokenizer."""
@@ -76,6 +83,10 @@ class WindowDetokenizer:
         # A decoder may change its mind about the end of a text (or about its context) once more tokens are there.
         unsettled = not text.startswith(self._context) or (self._may_split and text.endswith(REPLACEMENT))
         return "" if unsettled else self._emit(text)
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """See Detokenizer."""
+        return "".join(map(self.push, token_ids))
 
     def finish(self) -> str:
         """See Detokenizer."""

@@ -34,6 +34,9 @@ class Pieces:
             return text
         return ""
 
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self.push, token_ids))
+
     def finish(self) -> str:
         tail, self.pending = self.pending.decode(errors="replace"), b""
         return tail

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from outrider.acceptance.params import Rule, SamplingParams
@@ -18,6 +20,9 @@ class Letters:
 
     def push(self, token_id: int) -> str:
         return chr(ord("a") + token_id)
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self.push, token_ids))
 
     def finish(self) -> str:
         return ""

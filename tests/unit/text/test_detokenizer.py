@@ -40,6 +40,18 @@ def test_pieces_of_any_ids_join_to_the_whole(kind: str, skip_special_tokens: boo
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_several_tokens_at_once_give_what_they_give_one_by_one(kind: str, data: st.DataObject) -> None:
+    """Whatever bytes they stand for, and wherever a chunk ends."""
+    made = tokenizer(kind)
+    at_once, one_by_one = made.detokenizer(), made.detokenizer()
+    for chunk in data.draw(st.lists(st.lists(st.integers(0, made.vocabulary_size + 1), max_size=8), max_size=6)):
+        assert at_once.push_all(chunk) == "".join(map(one_by_one.push, chunk))
+    assert at_once.finish() == one_by_one.finish()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(text=st.one_of(TEXTS, STRINGS))
 def test_pieces_of_a_text_join_to_the_whole(kind: str, text: str) -> None:
     made = tokenizer(kind)
