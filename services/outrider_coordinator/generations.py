@@ -9,12 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from outrider.acceptance.control import DraftControl, Policy
+from outrider.acceptance.control import DraftControl, Policy, Pools
 from outrider.acceptance.costs import RoundCosts
 from outrider.acceptance.node_budget import NodeBudget
 from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import Source
-from outrider.acceptance.siblings import SiblingPool
 from outrider.acceptance.stopping import FinishReason
 from outrider.errors import InvalidArgument, Unavailable
 from outrider.telemetry import metrics
@@ -84,7 +83,7 @@ class Generations:
         self._running: dict[tuple[str, str], _Running] = {}  # by tenant and request id
         self._closed = False
         self.costs = RoundCosts()
-        self.siblings = SiblingPool()
+        self.pools = Pools()
         self.nodes = NodeBudget()
         self.recorder: Recorder | None = None
         self.room = Room()
@@ -181,7 +180,8 @@ class Generations:
             always_siblings=trees is TreeMode.ON,
         )
         kinds = {wanted.drafter} if wanted.drafter is not DrafterKind.AUTO else {DrafterKind.NGRAM, DrafterKind.MODEL}
-        control = DraftControl(self.costs, policy, self.siblings, self.nodes)
+        self._replicas.tell_step_times(self.costs)
+        control = DraftControl(self.costs, policy, self.pools, self.nodes)
         look_ahead: LookAhead | None = None
         own_draft: OwnDrafter | None = None
         drafters: dict[Source, Drafter] = {}

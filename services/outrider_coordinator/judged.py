@@ -18,7 +18,7 @@ class Judged(NamedTuple):
 
     proposal: Proposal
     verdict: Verdict
-    draft_ms: float | None = None  # how long the verifier took to draft it by itself; None: it was not told to
+    draft_ms: float | None = None  # how long the verifier drafted for this step's sessions; None: it did not
 
     @property
     def step_ms(self) -> float:
@@ -32,7 +32,7 @@ def judged(reply: Verified, wanted: Checked, rule: Rule, *, vocabulary_size: int
     What a verifier drafted by itself is checked like any draft's guess. `vocabulary_size`: of the target.
     """
     if not isinstance(wanted, DraftFirst):
-        return Judged(wanted, reply.verdict)
+        return Judged(wanted, reply.verdict, reply.draft_microseconds / 1e3 or None)
     asked = Choice(Source.MODEL, wanted.max_tokens, wanted.siblings)
     validate_guess(reply.drafted, asked, rule, vocabulary_size=vocabulary_size)
     rows, expected = len(reply.verdict.next_tokens), len(reply.drafted) + 1

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from outrider.acceptance.costs import RoundCosts
 from outrider.errors import Unavailable
 from outrider.protocol.items import DraftReply, DraftRequest, VerifierReply, VerifierRequest
 from outrider.routing.choose import Candidate, choose
@@ -85,6 +86,15 @@ class Replicas:
     def drafts(self) -> list[DraftLink]:
         """The links to drafts, connected or not."""
         return list(self._drafts)
+
+    def tell_step_times(self, costs: RoundCosts) -> None:
+        """What the connected replicas' passes take, if they say so: of the first of each kind, the others are alike."""
+        told = [link for link in self._verifiers if link.step_times is not None]
+        if not told:
+            return
+        drafts = [each.step_times for each in self._drafts] if len(self._drafts) else [told[0].draft_step_times]
+        assert told[0].step_times is not None
+        costs.expect(told[0].step_times, next(filter(None, drafts), None), verifiers=len(told))
 
     async def follow(self, view: View) -> None:
         """Take in what the registry lists now."""

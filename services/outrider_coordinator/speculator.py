@@ -93,9 +93,9 @@ class Speculator:
     def look_ahead(self, committed: Sequence[int], wanted: Checked, max_tokens: int) -> None:
         """`wanted`, after `committed`, is about to be verified: let the draft work on meanwhile."""
         if isinstance(wanted, DraftFirst):
-            self._control.begin(wanted.max_tokens + sum(wanted.siblings))
+            self._control.begin(wanted.max_tokens + sum(wanted.siblings), wanted.max_tokens)
             return
-        self._control.begin(len(wanted))
+        self._control.begin(len(wanted), wanted.tree.depth)
         if self._look_ahead is not None:
             self._look_ahead.begin(committed, wanted.tree, min(max_tokens, self._longest))
 
@@ -144,6 +144,7 @@ class Speculator:
             propose_ms=propose_ms if self._up_to_date else None,
             verify_ms=verify_ms if self._session.counts.rounds > 1 else None,  # the first one held the prefill
             foreseen=self._foreseen,
+            together=self._own_draft is not None,
             beside=len(proposal) - depth,
             tried=tried,
             stood=stood,

@@ -164,6 +164,8 @@ async def measure(address: str, clients: int, mode: str, arguments: argparse.Nam
         "speculation": {
             "acceptance": round(sum(each.accepted_tokens for each in stats) / proposed, 3) if proposed else None,
             "a_place": a_place(sum(each.accepted_tokens for each in stats), proposed, arguments.draft_tokens),
+            "plain": round(sum(each.plain_rounds for each in stats) / sum(each.rounds for each in stats), 3),
+            "falls": sum(bool(each.fallback_reason) for each in stats),
             "hits": round(hits / look_ups, 3) if (look_ups := sum(each.look_ups for each in stats)) else None,
         },
         "window_s": end - begin,

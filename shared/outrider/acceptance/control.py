@@ -22,7 +22,7 @@ from outrider.acceptance.choice import (
     with_siblings,
 )
 from outrider.acceptance.costs import CostTable, RoundCosts
-from outrider.acceptance.estimate import MODEL_PRIOR, NGRAM_PRIOR, AcceptanceEstimate
+from outrider.acceptance.estimate import MODEL_PRIOR, NGRAM_PRIOR, AcceptanceEstimate, AcceptancePool
 from outrider.acceptance.node_budget import NodeBudget
 from outrider.acceptance.probes import RETURN, Probes
 from outrider.acceptance.proposal import Source
@@ -35,6 +35,14 @@ from outrider.acceptance.window import AcceptanceWindow
 MAX_NODES = 63
 """Most proposed tokens of a round, where nothing else limits them: what replicas take unless told otherwise."""
 PRIORS = {Source.NGRAM: NGRAM_PRIOR, Source.MODEL: MODEL_PRIOR}
+
+
+class Pools:
+    """What all sessions of a coordinator have seen of its sources: where a new one starts from."""
+
+    def __init__(self) -> None:
+        self.acceptance = {source: AcceptancePool(prior) for source, prior in PRIORS.items()}
+        self.siblings = SiblingPool()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +63,17 @@ class DraftControl:
         self,
         costs: RoundCosts,
         policy: Policy,
-        pool: SiblingPool | None = None,
+        pools: Pools | None = None,
         budget: NodeBudget | None = None,
     ) -> None:
-        """`costs`, `pool` and `budget` are shared by all sessions of the coordinator, if there are several."""
+        """`costs`, `pools` and `budget` are shared by all sessions of the coordinator, if there are several."""
         self.fallback_reason = ""  # why speculation was last given up
         self._costs = costs
         self._policy = policy
         self._window = AcceptanceWindow(policy.fallback_window, policy.fallback_acceptance)
-        self._estimates = {source: AcceptanceEstimate(prior) for source, prior in PRIORS.items()}
-        self._siblings = SiblingEstimate(pool or SiblingPool())
+        pools = pools or Pools()
+        self._estimates = {source: AcceptanceEstimate(pool) for source, pool in pools.acceptance.items()}
+        self._siblings = SiblingEstimate(pools.siblings)
         self._budget = NodeBudget() if budget is None else budget
         self._budget.join(self)
         self._began = 0  # the moment at which the round in progress did, as the budget counts
@@ -171,9 +180,9 @@ class DraftControl:
         ]
         return max(tables, key=lambda table: sum(row[0] for row in table), default=())
 
-    def begin(self, nodes: int) -> None:
-        """The round decided for, of so many proposed tokens, is on its way to the verifier."""
-        self._began = self._budget.begin(self, nodes)
+    def begin(self, nodes: int, depth: int) -> None:
+        """The round decided for, of so many proposed tokens, so deep, is on its way to the verifier."""
+        self._began = self._budget.begin(self, nodes, depth)
 
     def close(self) -> None:
         """The session has ended."""
@@ -213,11 +222,13 @@ class DraftControl:
     def record(self, result: Round) -> bool:
         """Take in what came of the last choice. True if it made the request fall back to plain decoding."""
         source = self._choice.source if result.proposed else Source.NONE
-        self._budget.end(self, self._began, result.verify_ms, result.propose_ms)
+        meanwhile = self._budget.end(self, self._began, result.verify_ms, result.propose_ms)
         if result.verify_ms is not None:
-            self._costs.observe_verify(result.proposed + result.beside, result.verify_ms)
+            nodes = result.proposed + result.beside
+            self._costs.observe_verify(nodes, max(meanwhile.rows, 1 + nodes), result.verify_ms)
         if source is Source.MODEL and result.propose_ms is not None:
-            self._costs.observe_draft(result.proposed, result.propose_ms)
+            drafted = max(meanwhile.depth, result.proposed) if result.together else result.proposed
+            self._costs.observe_draft(drafted, result.propose_ms)
         if result.foreseen is not None:
             self._costs.observe_lookup(result.foreseen)
         for each, probes in self._probes.items():

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-MEMORY = 0.96
-"""What a trial is worth after each later one of its level: about the last 25 count."""
-PRIOR_WEIGHT = 2.0
-"""How many trials the prior is worth."""
-LUCK_WEIGHT = 1.0
-"""The same for what the session's tokens do better or worse than their priors."""
+MEMORY = 0.97
+"""What a trial is worth after each later one of its level: about the last 30 count."""
+LEAST_WEIGHT, MOST_WEIGHT = 1.0, 6.0
+"""How many trials the prior of a level is worth, and that of all levels together: the less the less is behind it."""
+WELL_KNOWN = 100.0
+"""Trials of all sessions from which on it is worth the most."""
+POOL_MEMORY, POOL_WEIGHT = 0.998, 20.0
+"""What a trial is worth to all sessions after each later one of its level, and how many trials the first prior is."""
+POOL_REFRESH = 16
+"""Trials after which what all sessions have seen is summed up anew."""
 SURPRISE = 0.003
 """A row of falls that has at most this chance says that the text has changed."""
 KEPT = 4.0
@@ -19,6 +23,35 @@ MOST = 0.98
 
 MODEL_PRIOR = (0.7,) * 8
 NGRAM_PRIOR = (0.2, 0.3, 0.45, 0.6, 0.7, 0.75, 0.8)
+
+
+class AcceptancePool:
+    """What all sessions of a coordinator have seen of a source, by level: where a new session starts from."""
+
+    def __init__(self, prior: Sequence[float]) -> None:
+        """`prior`: the chance at levels 1, 2, ... before anything is known; the last one holds for higher levels."""
+        assert prior
+        self.chances = tuple(prior)
+        self.weight = LEAST_WEIGHT
+        """How many trials of a session these chances are worth."""
+        self._prior = self.chances
+        self._trials = [0.0] * len(prior)
+        self._stood = [0.0] * len(prior)
+        self._new = 0
+
+    def record(self, place: int, stood: float) -> None:
+        """A token at the level `place` + 1 stood (1) or fell (0)."""
+        self._trials[place] = POOL_MEMORY * self._trials[place] + 1.0
+        self._stood[place] = POOL_MEMORY * self._stood[place] + stood
+        self._new += 1
+        if self._new >= POOL_REFRESH:
+            self._new = 0
+            known = min(1.0, sum(self._trials) / WELL_KNOWN)
+            self.weight = LEAST_WEIGHT + known * (MOST_WEIGHT - LEAST_WEIGHT)
+            self.chances = tuple(
+                min(MOST, (stood + POOL_WEIGHT * prior) / (trials + POOL_WEIGHT))
+                for prior, trials, stood in zip(self._prior, self._trials, self._stood, strict=True)
+            )
 
 
 class AcceptanceEstimate:
@@ -32,15 +65,16 @@ class AcceptanceEstimate:
     cannot explain cuts the past short, or a request that was predictable for long would guess on for as long.
     """
 
-    def __init__(self, prior: Sequence[float]) -> None:
-        """`prior`: the chance at levels 1, 2, ...; the last one holds for all higher levels."""
-        assert prior
-        self._prior = tuple(prior)
-        self._trials = [0.0] * len(prior)
-        self._stood = [0.0] * len(prior)
+    def __init__(self, pool: AcceptancePool) -> None:
+        """`pool`: of the source, shared by all sessions."""
+        self._pool = pool
+        self._prior = pool.chances
+        self._trials = [0.0] * len(self._prior)
+        self._stood = [0.0] * len(self._prior)
         self._all_expected = 0.0  # by the priors
         self._all_stood = 0.0
         self._doubt = 1.0  # the chance of the present row of falls
+        self._unlike = False  # this text has changed: what others saw says little of it
         self._known: tuple[float, ...] = ()  # the chance at each level, until the next trial; empty: to be computed
 
     def chances(self, level: int, length: int) -> tuple[float, ...]:
@@ -68,10 +102,11 @@ class AcceptanceEstimate:
         self._shrink([0.5] * len(self._trials), 0.5)
 
     def _chances(self) -> tuple[float, ...]:
-        if not self._known:
-            luck = (self._all_stood + LUCK_WEIGHT) / (self._all_expected + LUCK_WEIGHT)
+        if not self._known or self._prior is not self._pool.chances:
+            self._prior, weight = self._pool.chances, LEAST_WEIGHT if self._unlike else self._pool.weight
+            luck = (self._all_stood + weight) / (self._all_expected + weight)
             self._known = tuple(
-                min(MOST, (stood + PRIOR_WEIGHT * min(MOST, prior * luck)) / (trials + PRIOR_WEIGHT))
+                min(MOST, (stood + weight * min(MOST, prior * luck)) / (trials + weight))
                 for prior, trials, stood in zip(self._prior, self._trials, self._stood, strict=True)
             )
         return self._known
@@ -86,13 +121,14 @@ class AcceptanceEstimate:
     def _fall(self, place: int) -> None:
         self._doubt *= 1.0 - self._chances()[place]
         if self._doubt <= SURPRISE:
-            self._doubt = 1.0
+            self._doubt, self._unlike = 1.0, True
             factors = [min(1.0, KEPT / max(KEPT, trials)) for trials in self._trials]
             self._shrink(factors, min(factors))
         self._count(place, 0.0)
         self._known = ()
 
     def _count(self, place: int, stood: float) -> None:
+        self._pool.record(place, stood)
         self._trials[place] = MEMORY * self._trials[place] + 1
         self._stood[place] = MEMORY * self._stood[place] + stood
         self._all_expected = MEMORY * self._all_expected + self._prior[place]

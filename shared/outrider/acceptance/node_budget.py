@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from statistics import median
 from typing import Protocol
@@ -63,29 +64,40 @@ class RowTimes:
         return list(zip(rows, monotone(times, [float(len(samples)) for samples in seen]), strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """The most that was in flight at once while a round ran, of all sessions together."""
+
+    rows: int  # proposed tokens and one more a session
+    depth: int  # of the deepest proposal
+
+
+NOTHING = InFlight(0, 0)
+
+
 class Peaks:
-    """The most rows that were in flight since some moment."""
+    """The most of something that was in flight since some moment."""
 
     def __init__(self) -> None:
-        self._moments: list[int] = []  # of the rows below, which fall
-        self._rows: list[int] = []
+        self._moments: list[int] = []  # of the numbers below, which fall
+        self._most: list[int] = []
         self._now = 0
 
-    def add(self, rows: int) -> int:
+    def add(self, count: int) -> int:
         """So many are in flight from now on; names the moment."""
-        while self._rows and self._rows[-1] <= rows:
-            self._rows.pop()
+        while self._most and self._most[-1] <= count:
+            self._most.pop()
             self._moments.pop()
         self._now += 1
-        self._rows.append(rows)
+        self._most.append(count)
         self._moments.append(self._now)
-        if len(self._rows) > MOST_PEAKS:
-            del self._rows[: MOST_PEAKS // 2], self._moments[: MOST_PEAKS // 2]
+        if len(self._most) > MOST_PEAKS:
+            del self._most[: MOST_PEAKS // 2], self._moments[: MOST_PEAKS // 2]
         return self._now
 
     def since(self, moment: int) -> int:
         """From this moment on."""
-        return self._rows[min(bisect_left(self._moments, moment), len(self._rows) - 1)]
+        return self._most[min(bisect_left(self._moments, moment), len(self._most) - 1)]
 
 
 def time_at(points: Sequence[tuple[float, float]], rows: float) -> float:
@@ -123,9 +135,10 @@ class NodeBudget:
     def __init__(self) -> None:
         self._price = 0.0
         self._times = RowTimes()
-        self._sessions: dict[Session, int] = {}  # with their rows in flight
+        self._sessions: dict[Session, InFlight] = {}  # what they have in flight
         self._rows = 0
-        self._peaks = Peaks()
+        self._depths: Counter[int] = Counter()  # how many proposals in flight have each
+        self._row_peaks, self._depth_peaks = Peaks(), Peaks()
         self._other_ms = 0.0
         self._rounds = 0
 
@@ -143,27 +156,44 @@ class NodeBudget:
 
     def join(self, session: Session) -> None:
         """Take part."""
-        self._sessions[session] = 0
+        self._sessions[session] = NOTHING
 
     def leave(self, session: Session) -> None:
         """No longer; what was in flight is gone."""
-        self._rows -= self._sessions.pop(session, 0)
+        if session in self._sessions:
+            self._change(session, NOTHING)
+            del self._sessions[session]
 
-    def begin(self, session: Session, nodes: int) -> int:
-        """A round with so many proposed tokens is on its way; the moment, for `end`."""
-        self._rows += 1 + nodes - self._sessions[session]
-        self._sessions[session] = 1 + nodes
-        return self._peaks.add(self._rows)
+    def begin(self, session: Session, nodes: int, depth: int) -> int:
+        """A round with so many proposed tokens, so deep, is on its way; the moment, for `end`."""
+        self._change(session, InFlight(1 + nodes, depth))
+        self._depth_peaks.add(max(self._depths, default=0))
+        return self._row_peaks.add(self._rows)
 
-    def end(self, session: Session, began: int, verify_ms: float | None, other_ms: float | None) -> None:
-        """The round that began at that moment has ended. Times are None where they say nothing of other rounds."""
-        if verify_ms is not None and self._sessions[session]:
-            self._times.observe(self._peaks.since(began), verify_ms)
+    def end(self, session: Session, began: int, verify_ms: float | None, other_ms: float | None) -> InFlight:
+        """The round that began at that moment has ended; what was in flight meanwhile, nothing if it never began.
+
+        Times are None where they say nothing of other rounds.
+        """
+        meanwhile = NOTHING
+        if self._sessions[session].rows:
+            meanwhile = InFlight(self._row_peaks.since(began), self._depth_peaks.since(began))
+            if verify_ms is not None:
+                self._times.observe(meanwhile.rows, verify_ms)
         if other_ms is not None:
             self._other_ms += (other_ms - self._other_ms) / SAMPLES
-        self._rows -= self._sessions[session]
-        self._sessions[session] = 0
+        self._change(session, NOTHING)
         self._rounds += 1
+        return meanwhile
+
+    def _change(self, session: Session, now: InFlight) -> None:
+        before, self._sessions[session] = self._sessions[session], now
+        self._rows += now.rows - before.rows
+        for depth, more in ((before.depth, -1), (now.depth, 1)):
+            if depth:
+                self._depths[depth] += more
+                if not self._depths[depth]:
+                    del self._depths[depth]
 
     def _new_price(self) -> float:
         points = self._times.points()

@@ -15,6 +15,7 @@ class Round:
     propose_ms: float | None
     verify_ms: float | None
     foreseen: bool | None = None  # whether this round's proposal had been drafted ahead; None: nothing had
+    together: bool = False  # `propose_ms` is the drafting of all sessions of the verifier's step, not only of this one
     beside: int = 0  # proposed tokens beside the chain
     tried: int = 0  # those of them beside the first token of the chain that fell
     stood: int | None = None  # which of these stood, from 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Verdict
@@ -23,14 +24,14 @@ MOST_IN_A_ROW = 4
 class DraftingVerifyCore(VerifyCore):
     """Drafting goes before verifying, so that sessions whose rounds end together stay together."""
 
-    drafts = True
-
     def __init__(self, engine: Engine, own: OwnDraft, *, max_proposal: int, lease_s: float) -> None:
         """See `ReplicaCore`."""
         super().__init__(engine, max_proposal=max_proposal, lease_s=lease_s)
         self._own = own
-        self._drafted: dict[Session[VerifyRows], tuple[Proposal, int]] = {}  # for the rounds in progress
+        self.own_engine = own.engine
+        self._drafted: dict[Session[VerifyRows], Proposal] = {}  # for the rounds in progress
         self._in_a_row = 0  # passes of the draft since the last one of the target
+        self._drafting_s = 0.0  # what they took
         self.sessions.on_remove = self._forget
 
     def claim_thread(self) -> None:
@@ -46,11 +47,14 @@ class DraftingVerifyCore(VerifyCore):
     def step(self) -> Sequence[tuple[ReplicaPeer, Reply]]:
         """A pass of the draft or one of the target."""
         if not self._own.busy or (self._in_a_row >= MOST_IN_A_ROW and super().busy):
-            self._in_a_row = 0
-            return super().step()
-        self._in_a_row += 1
+            replies = super().step()
+            self._in_a_row, self._drafting_s = 0, 0.0
+            return replies
+        started = time.perf_counter()
         for guess in self._own.step():
             self._verify(guess)
+        self._in_a_row += 1
+        self._drafting_s += time.perf_counter() - started
         return []
 
     def drop_peer(self, peer: ReplicaPeer) -> None:
@@ -87,9 +91,9 @@ class DraftingVerifyCore(VerifyCore):
         return None
 
     def verified(self, session: Session[VerifyRows], verdict: Verdict) -> Verified:
-        """The verdict, and what was drafted for it here."""
-        proposal, microseconds = self._drafted.pop(session, (NO_PROPOSAL, 0))
-        return Verified(session.key, verdict, proposal, microseconds)
+        """The verdict, what was drafted for it here, and how long the step's sessions were drafted for."""
+        proposal = self._drafted.pop(session, NO_PROPOSAL)
+        return Verified(session.key, verdict, proposal, int(self._drafting_s * 1e6))
 
     def _verify(self, guess: OwnGuess) -> None:
         """The session's round goes on with what was drafted for it, or without."""
@@ -100,7 +104,7 @@ class DraftingVerifyCore(VerifyCore):
             log.error("the draft guessed what the target cannot verify: %s", error)
             proposal = NO_PROPOSAL
             session.work = VerifyRows(session.sampling, len(session.history), proposal)
-        self._drafted[session] = proposal, guess.microseconds
+        self._drafted[session] = proposal
 
     def _forget(self, session: Session[VerifyRows]) -> None:
         self._own.forget(session)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal
 from outrider.engine.draft import DraftCore
+from outrider.engine.engine import Engine
 from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply, Session
 from outrider.engine.worker import DeviceWorker
 from outrider.protocol.items import Close, Drafted, DraftFirst, Failed, FailureCode, Key, Open, Propose
@@ -33,7 +34,6 @@ class OwnGuess:
 
     session: Target
     proposal: Proposal  # empty where the draft has nothing
-    microseconds: int  # since it was asked
 
 
 @dataclass(slots=True)
@@ -45,7 +45,6 @@ class _Held:
     known: int = 0  # committed tokens that the draft was told of; 0: it is not open there
     next_try: float = 0.0
     asked: Key | None = None  # the guess under way
-    asked_at: float = 0.0
 
 
 class OwnDraft:
@@ -61,6 +60,11 @@ class OwnDraft:
     def claim_thread(self) -> None:
         """See `outrider.engine.worker.Core`."""
         self._core.claim_thread()
+
+    @property
+    def engine(self) -> Engine:
+        """That of the draft."""
+        return self._core.engine
 
     @property
     def busy(self) -> bool:
@@ -96,10 +100,9 @@ class OwnDraft:
         """Begin to guess after the session's history. None: it comes from `step`. Raise ItemRefused for a bad wish."""
         place = self._place(session)
         held = self._held[place]
-        held.asked_at = self._clock()
         key = session.key
         if held.known == 0 and not self._open(place, held, session):
-            return OwnGuess(session, NO_PROPOSAL, 0)
+            return OwnGuess(session, NO_PROPOSAL)
         held.asked = key
         append = tuple(session.history[held.known :])
         item = Propose(key, held.known, append, wanted.max_tokens, wanted.siblings)
@@ -127,7 +130,7 @@ class OwnDraft:
             proposal = reply.proposal
         elif isinstance(reply, Failed):
             self._fail(place, held, reply)
-        return OwnGuess(held.session, proposal, int((self._clock() - held.asked_at) * 1e6))
+        return OwnGuess(held.session, proposal)
 
     def _open(self, place: tuple[ReplicaPeer, int], held: _Held, session: Target) -> bool:
         if self._clock() < held.next_try:

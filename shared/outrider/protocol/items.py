@@ -159,7 +159,7 @@ class Verified:
     key: Key
     verdict: Verdict
     drafted: Proposal = NO_PROPOSAL
-    draft_microseconds: int = 0
+    draft_microseconds: int = 0  # how long it drafted for the sessions of the step
 
 
 @dataclass(frozen=True, slots=True)

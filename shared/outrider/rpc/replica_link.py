@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc.aio
 
+from outrider.acceptance.step_times import StepTimes
 from outrider.errors import DeadlineExceeded, FailedPrecondition, InternalError, OutriderError, Unavailable
 from outrider.protocol.items import PROTOCOL_VERSION, Failed, Key, ModelInfo
 from outrider.rpc import convert
@@ -18,6 +19,7 @@ from outrider.rpc.deadlines import Deadlines
 from outrider.rpc.exchange import ANSWERS, VERDICT, Exchange, Following, ItemError, Keyed, Pending
 from outrider.rpc.malformed import Undecodable
 from outrider.rpc.status import from_rpc_error
+from outrider.rpc.step_times import step_times_from_proto
 from outrider.rpc.tls import ClientTls
 from outrider.telemetry.logs import get_logger
 from outrider.v1 import model_pb2, model_pb2_grpc, replica_pb2
@@ -53,9 +55,11 @@ class ReplicaLink(Generic[Item, Reply]):
         """`silence_s`: seconds without a sign of life after which the replica counts as lost."""
         self.address = address
         self.model: ModelInfo | None = None
-        self.welcome: replica_pb2.Welcome | None = None  # of the current connection, as are the next two
+        self.welcome: replica_pb2.Welcome | None = None  # of the current connection, as are the next four
         self.drafts = False  # it is a verifier that can be told to draft first
         self.max_proposal: int | None = None  # most tokens of a proposal that it takes; None: it is not connected
+        self.step_times: StepTimes | None = None  # what its passes take, if it says so
+        self.draft_step_times: StepTimes | None = None  # those of its own draft
         self.refusal: str | None = None  # why the replica may not be used, if it may not
         self.hands_over_at: float | None = None  # when half its grace is over (time.monotonic); None: it does not drain
         self.on_drain: Callable[[], None] = lambda: None  # called once it has said so
@@ -271,6 +275,8 @@ class ReplicaLink(Generic[Item, Reply]):
         return following.at(key.base_length) if following is not None and key.base_length in following else None
 
     def _come_up(self, welcome: replica_pb2.Welcome) -> None:
+        self.step_times = step_times_from_proto("step_times", welcome.step_times)
+        self.draft_step_times = step_times_from_proto("draft_step_times", welcome.draft_step_times)
         self.welcome = welcome
         self.drafts, self.max_proposal = welcome.drafts, welcome.max_proposal
         self.refusal = None
@@ -293,6 +299,7 @@ class ReplicaLink(Generic[Item, Reply]):
         self._takes_new.clear()
         self.welcome = None
         self.drafts, self.max_proposal = False, None
+        self.step_times = self.draft_step_times = None
         self._outbox.clear()
         early = [each.at(base) for each in self._following.values() for base in range(each.first, each.last + 1)]
         for pending in (*self._pending.values(), *early):

@@ -11,12 +11,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc.aio
 
+from outrider.acceptance.step_times import StepTimes
 from outrider.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from outrider.protocol.items import PROTOCOL_VERSION, Failed, FailureCode, ModelInfo
 from outrider.rpc import convert
 from outrider.rpc.channel import TOKENIZER_PIECE_BYTES
 from outrider.rpc.codec import Codec
 from outrider.rpc.status import errors_as_status
+from outrider.rpc.step_times import step_times_to_proto
 from outrider.telemetry.logs import get_logger
 from outrider.v1 import model_pb2, model_pb2_grpc, replica_pb2
 
@@ -60,6 +62,8 @@ class ReplicaInfo:
     capacity_tokens: int
     max_proposal: int
     drafts: bool = False  # a verifier with a draft of its own
+    step_times: StepTimes | None = None
+    draft_step_times: StepTimes | None = None  # of that draft
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -177,6 +181,8 @@ class ReplicaStreams(Generic[Item, Reply]):
             context_length=self._info.model.context_length,
             max_proposal=self._info.max_proposal,
             drafts=self._info.drafts,
+            step_times=step_times_to_proto(self._info.step_times),
+            draft_step_times=step_times_to_proto(self._info.draft_step_times),
         )
 
     def _opened(self, name: str) -> None:

@@ -125,6 +125,8 @@ class Welcome(_message.Message):
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     MAX_PROPOSAL_FIELD_NUMBER: _builtins.int
     DRAFTS_FIELD_NUMBER: _builtins.int
+    STEP_TIMES_FIELD_NUMBER: _builtins.int
+    DRAFT_STEP_TIMES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     incarnation: _builtins.str
     """Changes with every start of the process: state from another incarnation is gone."""
@@ -136,6 +138,12 @@ class Welcome(_message.Message):
     """Most proposed tokens in one round of one session."""
     drafts: _builtins.bool
     """A verifier that has a draft of its own, see `DraftFirst`."""
+    @_builtins.property
+    def step_times(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTime]:
+        """What passes took when the replica started, by rising numbers of rows; those of a verifier's own draft apart."""
+
+    @_builtins.property
+    def draft_step_times(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTime]: ...
     def __init__(
         self,
         *,
@@ -145,14 +153,40 @@ class Welcome(_message.Message):
         context_length: _builtins.int = ...,
         max_proposal: _builtins.int = ...,
         drafts: _builtins.bool = ...,
+        step_times: _abc.Iterable[Global___StepTime] | None = ...,
+        draft_step_times: _abc.Iterable[Global___StepTime] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "context_length", b"context_length", "drafts", b"drafts", "incarnation", b"incarnation", "max_proposal", b"max_proposal", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "context_length", b"context_length", "draft_step_times", b"draft_step_times", "drafts", b"drafts", "incarnation", b"incarnation", "max_proposal", b"max_proposal", "protocol_version", b"protocol_version", "step_times", b"step_times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+
+@_typing.final
+class StepTime(_message.Message):
+    """A pass over so many rows: one a session, and one for each proposed token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    MICROSECONDS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    microseconds: _builtins.int
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        microseconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["microseconds", b"microseconds", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTime: _TypeAlias = StepTime  # noqa: Y015
 
 @_typing.final
 class Draining(_message.Message):

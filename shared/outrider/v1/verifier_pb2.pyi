@@ -314,7 +314,7 @@ class Verdict(_message.Message):
     step_microseconds: _builtins.int
     """Device time of the step that held this round, shared with the other sessions of the batch."""
     draft_microseconds: _builtins.int
-    """How long that took."""
+    """How long the replica drafted by itself for the sessions of this step, whether or not for this one."""
     @_builtins.property
     def next_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """n + 1 tokens: what is emitted if the walk ends at that row."""

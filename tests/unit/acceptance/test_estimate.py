@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.acceptance.estimate import MODEL_PRIOR, MOST, NGRAM_PRIOR, AcceptanceEstimate
+from outrider.acceptance.estimate import MODEL_PRIOR, MOST, NGRAM_PRIOR, AcceptanceEstimate, AcceptancePool
 
 
 def trained(chances: list[float], rounds: int, *, level: int = 1, seed: int = 3) -> AcceptanceEstimate:
     """After rounds in which token i stood with `chances[i]`, given the ones before it."""
     draw = random.Random(seed)
-    estimate = AcceptanceEstimate(MODEL_PRIOR)
+    estimate = AcceptanceEstimate(AcceptancePool(MODEL_PRIOR))
     for _ in range(rounds):
         accepted = 0
         while accepted < len(chances) and draw.random() < chances[accepted]:
@@ -24,7 +24,7 @@ def trained(chances: list[float], rounds: int, *, level: int = 1, seed: int = 3)
 
 
 def test_it_starts_from_the_prior() -> None:
-    assert AcceptanceEstimate(NGRAM_PRIOR).chances(2, 3) == pytest.approx(NGRAM_PRIOR[1:4])
+    assert AcceptanceEstimate(AcceptancePool(NGRAM_PRIOR)).chances(2, 3) == pytest.approx(NGRAM_PRIOR[1:4])
 
 
 def test_it_converges_by_position() -> None:
@@ -35,7 +35,7 @@ def test_it_converges_by_position() -> None:
 
 
 def test_tokens_after_the_first_that_fell_were_not_tried() -> None:
-    estimate = AcceptanceEstimate(MODEL_PRIOR)
+    estimate = AcceptanceEstimate(AcceptancePool(MODEL_PRIOR))
     for _ in range(50):
         estimate.record(1, 4, 1)
     first, second, third, _ = estimate.chances(1, 4)
@@ -45,14 +45,14 @@ def test_tokens_after_the_first_that_fell_were_not_tried() -> None:
 
 
 def test_failures_at_the_first_level_lower_the_untried_ones() -> None:
-    estimate = AcceptanceEstimate(NGRAM_PRIOR)
+    estimate = AcceptanceEstimate(AcceptancePool(NGRAM_PRIOR))
     for _ in range(10):
         estimate.record(2, 1, 0)
     assert estimate.chances(4, 1)[0] < NGRAM_PRIOR[3] / 2
 
 
 def test_a_longer_match_is_another_level() -> None:
-    estimate = AcceptanceEstimate(NGRAM_PRIOR)
+    estimate = AcceptanceEstimate(AcceptancePool(NGRAM_PRIOR))
     for _ in range(40):
         estimate.record(2, 1, 0)
         estimate.record(4, 1, 1)
@@ -79,7 +79,7 @@ def test_fading_lets_the_next_trials_count_for_more() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 8), st.integers(0, 8)), max_size=80))
 def test_chances_stay_chances(rounds: list[tuple[int, int, int]]) -> None:
-    estimate = AcceptanceEstimate(NGRAM_PRIOR)
+    estimate = AcceptanceEstimate(AcceptancePool(NGRAM_PRIOR))
     for level, proposed, accepted in rounds:
         estimate.record(level, proposed, min(accepted, proposed))
     assert all(0.0 <= chance <= MOST for level in range(1, 12) for chance in estimate.chances(level, 8))

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.acceptance.control import DraftControl, Policy
+from outrider.acceptance.control import DraftControl, Policy, Pools
 from outrider.acceptance.costs import RoundCosts
 from outrider.acceptance.node_budget import NodeBudget, Peaks, RowTimes, best_price, time_at
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.round import Round
 from outrider.acceptance.shape import Gains, expected, gains, gains_in_order, spread, widths_of
-from outrider.acceptance.siblings import SiblingPool
 
 POLICY = Policy(fallback_acceptance=0.0, max_siblings=8)
 STANDS, OTHERS = 0.8, (0.4, 0.25, 0.2)
@@ -43,9 +42,9 @@ class Fleet:
     controls: list[DraftControl] = field(init=False)
 
     def __post_init__(self) -> None:
-        costs, pool, budget = RoundCosts(), SiblingPool(), NodeBudget()
+        costs, pools, budget = RoundCosts(), Pools(), NodeBudget()
         self.random = random.Random(self.seed)
-        self.controls = [DraftControl(costs, POLICY, pool, budget if self.shared else None) for _ in range(self.count)]
+        self.controls = [DraftControl(costs, POLICY, pools, budget if self.shared else None) for _ in range(self.count)]
         self.nodes = 0.0  # of the last run, a session and a step
         self.siblings = 0.0
 
@@ -55,8 +54,8 @@ class Fleet:
         for step in range(steps):
             choices = [control.decide({Source.MODEL: 1}, 6) for control in self.controls]
             sizes = [choice.length + sum(choice.siblings) for choice in choices]
-            for control, size in zip(self.controls, sizes, strict=True):
-                control.begin(size)
+            for control, choice, size in zip(self.controls, choices, sizes, strict=True):
+                control.begin(size, choice.length)
             rows = self.count + sum(sizes)
             verify_ms = self.machine(rows)
             draft_ms = 0.02 * self.machine(1) * max(choice.length for choice in choices)
@@ -195,9 +194,9 @@ def test_times_are_medians_by_rows_and_go_on_along_the_last_line() -> None:
 def test_who_ends_in_the_middle_of_a_round_is_forgotten() -> None:
     budget = NodeBudget()
     first, second = (DraftControl(RoundCosts(), POLICY, budget=budget) for _ in range(2))
-    budget.begin(first, 4)
-    budget.begin(second, 0)
-    budget.begin(second, 2)  # its round before was lost
+    budget.begin(first, 4, 4)
+    budget.begin(second, 0, 0)
+    budget.begin(second, 2, 2)  # its round before was lost
     assert budget._rows == 8
     first.close()
     assert budget._rows == 3

@@ -26,7 +26,7 @@ from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Numbers of rows that graphs are recorded for. More than the last are launched one kernel after the other."""
 
 
@@ -114,7 +114,7 @@ class FusedRunner:
         """See `Runner`."""
         width = len(self._decoder.embedding) if self._vocabulary is None else self._vocabulary.target_size
         draws = self._draws = Draws(MOST_SESSIONS, width, self._decoder.embedding.device)
-        for sessions in GRAPH_ROWS if self._with_graphs else ():
+        for sessions in (rows for rows in GRAPH_ROWS if self._with_graphs and rows <= MOST_SESSIONS):
             shape = Shape(sessions, sessions, sessions)
             self._plans.fill_nothing(shape)
             self._loops[sessions], _ = recorded(partial(self._loop_step, self._plans.plan(shape), draws), self._pool)
