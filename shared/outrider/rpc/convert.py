@@ -48,8 +48,8 @@ _WireReply = verifier_pb2.VerifierReply | draft_pb2.DraftReply
 
 def verifier_item_to_proto(item: items.VerifierRequest) -> verifier_pb2.VerifierItem:
     """One item of a frame to a verifier."""
-    key = item.key
-    wire = verifier_pb2.VerifierItem(session=key.session, epoch=key.epoch, base_length=key.base_length)
+    wire = verifier_pb2.VerifierItem()
+    wire.session, wire.epoch, wire.base_length = item.key
     if isinstance(item, items.Verify):
         verify = wire.verify
         _write_advance(item, verify.advance)
@@ -67,8 +67,8 @@ def verifier_item_to_proto(item: items.VerifierRequest) -> verifier_pb2.Verifier
 
 def draft_item_to_proto(item: items.DraftRequest) -> draft_pb2.DraftItem:
     """One item of a frame to a draft."""
-    key = item.key
-    wire = draft_pb2.DraftItem(session=key.session, epoch=key.epoch, base_length=key.base_length)
+    wire = draft_pb2.DraftItem()
+    wire.session, wire.epoch, wire.base_length = item.key
     if isinstance(item, items.Propose):
         propose = wire.propose
         _write_advance(item, propose.advance)
@@ -92,7 +92,7 @@ def verifier_item_from_proto(wire: verifier_pb2.VerifierItem) -> items.VerifierR
         case "verify":
             advance = wire.verify.advance
             proposal, first = proposal_from_proto(wire.verify.proposal), draft_first_from_proto(wire.verify)
-            return items.Verify(key_of(wire), advance.keep, tuple(advance.append), proposal, first)
+            return items.Verify(key_of(wire), advance.keep, tuple(advance.append[:]), proposal, first)
         case "follow_up":
             foreseen = tuple(map(_foreseen_from_proto, wire.follow_up.foreseen))
             first = draft_first_from_proto(wire.follow_up)
@@ -106,18 +106,18 @@ def draft_item_from_proto(wire: draft_pb2.DraftItem) -> items.DraftRequest:
     match wire.WhichOneof("event"):
         case "propose":
             propose, advance = wire.propose, wire.propose.advance
-            siblings = tuple(propose.siblings)
-            return items.Propose(key_of(wire), advance.keep, tuple(advance.append), propose.max_tokens, siblings)
+            siblings = tuple(propose.siblings[:])
+            return items.Propose(key_of(wire), advance.keep, tuple(advance.append[:]), propose.max_tokens, siblings)
         case "draft_ahead":
             ahead, advance = wire.draft_ahead, wire.draft_ahead.advance
             return items.DraftAhead(
                 key_of(wire),
                 advance.keep,
-                tuple(advance.append),
+                tuple(advance.append[:]),
                 tree_from_proto(ahead.in_flight),
                 ahead.max_tokens,
-                tuple(ahead.branches),
-                tuple(ahead.siblings),
+                tuple(ahead.branches[:]),
+                tuple(ahead.siblings[:]),
             )
         case _:
             return _common_from_proto(wire)
@@ -137,7 +137,7 @@ def _common_from_proto(wire: _WireItem) -> items.Open | items.Advance | items.Cl
         case "open":
             return _open_from_proto(key_of(wire), wire.open)
         case "advance":
-            return items.Advance(key_of(wire), wire.advance.keep, tuple(wire.advance.append))
+            return items.Advance(key_of(wire), wire.advance.keep, tuple(wire.advance.append[:]))
         case "close":
             return items.Close(key_of(wire), wire.close.keep_ms / 1000)
         case event:
@@ -161,7 +161,7 @@ def _open_to_proto(item: items.Open) -> replica_pb2.Open:
 def _open_from_proto(key: Key, wire: replica_pb2.Open) -> items.Open:
     return items.Open(
         key=key,
-        tokens=tuple(wire.tokens),
+        tokens=tuple(wire.tokens[:]),
         prompt_length=wire.prompt_length,
         max_length=wire.max_length,
         params=sampling_from_proto(wire.sampling),
@@ -195,8 +195,8 @@ def _foreseen_from_proto(wire: replica_pb2.Foreseen) -> items.Foreseen:
 
 def verifier_reply_to_proto(reply: items.VerifierReply) -> verifier_pb2.VerifierReply:
     """One reply of a frame from a verifier."""
-    key = reply.key
-    wire = verifier_pb2.VerifierReply(session=key.session, epoch=key.epoch, base_length=key.base_length)
+    wire = verifier_pb2.VerifierReply()
+    wire.session, wire.epoch, wire.base_length = reply.key
     if isinstance(reply, items.Verified):
         write_verdict(reply.verdict, wire.verdict)
         if reply.drafted:
@@ -209,8 +209,8 @@ def verifier_reply_to_proto(reply: items.VerifierReply) -> verifier_pb2.Verifier
 
 def draft_reply_to_proto(reply: items.DraftReply) -> draft_pb2.DraftReply:
     """One reply of a frame from a draft."""
-    key = reply.key
-    wire = draft_pb2.DraftReply(session=key.session, epoch=key.epoch, base_length=key.base_length)
+    wire = draft_pb2.DraftReply()
+    wire.session, wire.epoch, wire.base_length = reply.key
     if isinstance(reply, items.Drafted):
         write_proposal(reply.proposal, wire.proposal)
     elif isinstance(reply, items.DraftedAhead):

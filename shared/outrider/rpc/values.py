@@ -1,7 +1,8 @@
 """Protobuf <-> plain values: what stands inside the items of the replica streams and inside clients' requests.
 
 Each pair of functions is the other's inverse; `*_from_proto` raises InvalidArgument for anything a well-behaved peer
-cannot have sent.
+cannot have sent. Lists of numbers are read as slices: going through a list of the message itself takes several times as
+long.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def write_tree(tree: TokenTree, wire: replica_pb2.TokenTree) -> None:
 
 def tree_from_proto(wire: replica_pb2.TokenTree) -> TokenTree:
     """A token tree; it is checked where the vocabulary is known (`validate_tree`)."""
-    tokens, parents = tuple(wire.tokens), wire.parents
-    return TokenTree(tokens, tuple(parents)) if parents else TokenTree.chain(tokens)
+    tokens, parents = tuple(wire.tokens[:]), wire.parents
+    return TokenTree(tokens, tuple(parents[:])) if parents else TokenTree.chain(tokens)
 
 
 def write_proposal(proposal: Proposal, wire: replica_pb2.Proposal) -> None:
@@ -106,7 +107,7 @@ def proposal_from_proto(wire: replica_pb2.Proposal) -> Proposal:
 def _q_from_proto(wire: replica_pb2.Proposal) -> tuple[SparseQ, ...]:
     if len(wire.q) != len(wire.tree.tokens):
         raise InvalidArgument("proposal.q", len(wire.q), f"empty or as long as tokens, {len(wire.tree.tokens)}")
-    q = tuple(SparseQ(tuple(entry.token_ids), tuple(entry.probabilities)) for entry in wire.q)
+    q = tuple(SparseQ(tuple(entry.token_ids[:]), tuple(entry.probabilities[:])) for entry in wire.q)
     if any(len(entry.token_ids) != len(entry.probabilities) or not entry.token_ids for entry in q):
         raise InvalidArgument("proposal.q", "lists of unequal length", "as many probabilities as token ids, at least 1")
     return q
@@ -125,9 +126,9 @@ def verdict_from_proto(wire: verifier_pb2.Verdict) -> Verdict:
     """A plain verdict; whether it fits its proposal is checked by `accept`."""
     logprobs = wire.logprobs
     return Verdict(
-        tuple(wire.next_tokens),
-        tuple(wire.thresholds),
-        tuple(RowLogprobs(tuple(row.token_ids), tuple(row.logprobs)) for row in logprobs) if logprobs else (),
+        tuple(wire.next_tokens[:]),
+        tuple(wire.thresholds[:]),
+        tuple(RowLogprobs(tuple(row.token_ids[:]), tuple(row.logprobs[:])) for row in logprobs) if logprobs else (),
         wire.step_microseconds,
     )
 
@@ -144,4 +145,4 @@ def draft_first_from_proto(wire: verifier_pb2.Verify | verifier_pb2.FollowUp) ->
     """What the replica is to draft by itself, if it is."""
     if not wire.HasField("draft_first"):
         return None
-    return DraftFirst(wire.draft_first.max_tokens, tuple(wire.draft_first.siblings))
+    return DraftFirst(wire.draft_first.max_tokens, tuple(wire.draft_first.siblings[:]))
