@@ -23,6 +23,6 @@ async def generate(session: Session, target: TargetBinding, speculator: Speculat
         judged = await target.verify(session.committed, wanted, following)
         clock.verified(judged, began_by_itself=promised is not None)
         delta = session.commit(judged.proposal, judged.verdict)
-        speculator.learn(judged.proposal, delta, propose_ms=clock.propose_ms, verify_ms=clock.verify_ms)
+        speculator.learn(judged, delta, propose_ms=clock.propose_ms, verify_ms=clock.verify_ms)
         yield delta
         clock.emitted()

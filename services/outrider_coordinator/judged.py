@@ -9,7 +9,7 @@ from outrider.acceptance.guesses import validate_guess
 from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import Proposal, Source, Verdict
 from outrider.errors import InvalidArgument
-from outrider.protocol.items import DraftFirst, Verified
+from outrider.protocol.items import NO_STEP, DraftFirst, Step, Verified
 from outrider_coordinator.orders import Checked
 
 
@@ -18,7 +18,12 @@ class Judged(NamedTuple):
 
     proposal: Proposal
     verdict: Verdict
-    draft_ms: float | None = None  # how long the verifier drafted for this step's sessions; None: it did not
+    step: Step = NO_STEP
+
+    @property
+    def draft_ms(self) -> float:
+        """How long the verifier drafted for the step's sessions, this one among them or not."""
+        return self.step.draft_microseconds / 1e3
 
     @property
     def step_ms(self) -> float:
@@ -32,10 +37,10 @@ def judged(reply: Verified, wanted: Checked, rule: Rule, *, vocabulary_size: int
     What a verifier drafted by itself is checked like any draft's guess. `vocabulary_size`: of the target.
     """
     if not isinstance(wanted, DraftFirst):
-        return Judged(wanted, reply.verdict, reply.draft_microseconds / 1e3 or None)
+        return Judged(wanted, reply.verdict, reply.step)
     asked = Choice(Source.MODEL, wanted.max_tokens, wanted.siblings)
     validate_guess(reply.drafted, asked, rule, vocabulary_size=vocabulary_size)
     rows, expected = len(reply.verdict.next_tokens), len(reply.drafted) + 1
     if rows != expected:
         raise InvalidArgument("verdict.next_tokens", rows, f"{expected} long")
-    return Judged(reply.drafted, reply.verdict, reply.draft_microseconds / 1e3)
+    return Judged(reply.drafted, reply.verdict, reply.step)

@@ -94,7 +94,7 @@ class Replicas:
             return
         drafts = [each.step_times for each in self._drafts] if len(self._drafts) else [told[0].draft_step_times]
         assert told[0].step_times is not None
-        costs.expect(told[0].step_times, next(filter(None, drafts), None), verifiers=len(told))
+        costs.expect(told[0].step_times, next(filter(None, drafts), None))
 
     async def follow(self, view: View) -> None:
         """Take in what the registry lists now."""

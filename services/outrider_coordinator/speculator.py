@@ -14,6 +14,7 @@ from outrider.protocol.items import DraftFirst
 from outrider.telemetry import metrics
 from outrider.telemetry.logs import get_logger
 from outrider_coordinator.drafters import Drafter, OwnDrafter
+from outrider_coordinator.judged import Judged
 from outrider_coordinator.look_ahead import LookAhead
 from outrider_coordinator.orders import Checked, deepest
 from outrider_coordinator.session import Delta, Session
@@ -93,9 +94,7 @@ class Speculator:
     def look_ahead(self, committed: Sequence[int], wanted: Checked, max_tokens: int) -> None:
         """`wanted`, after `committed`, is about to be verified: let the draft work on meanwhile."""
         if isinstance(wanted, DraftFirst):
-            self._control.begin(wanted.max_tokens + sum(wanted.siblings), wanted.max_tokens)
             return
-        self._control.begin(len(wanted), wanted.tree.depth)
         if self._look_ahead is not None:
             self._look_ahead.begin(committed, wanted.tree, min(max_tokens, self._longest))
 
@@ -131,10 +130,11 @@ class Speculator:
             self._standing, self._stands_for = choice, STANDS
         return choice
 
-    def learn(self, proposal: Proposal, delta: Delta, *, propose_ms: float, verify_ms: float) -> None:
+    def learn(self, judged: Judged, delta: Delta, *, propose_ms: float, verify_ms: float) -> None:
         """Take in how a round went, and how long its two parts took in milliseconds."""
         if self._session.finish is not None:
             return  # what stands after the end of the answer was never decided
+        proposal, step = judged.proposal, judged.step
         depth = proposal.tree.depth
         _, tried, stood = fall_of(proposal.tree, delta.token_ids)
         result = Round(
@@ -144,7 +144,9 @@ class Speculator:
             propose_ms=propose_ms if self._up_to_date else None,
             verify_ms=verify_ms if self._session.counts.rounds > 1 else None,  # the first one held the prefill
             foreseen=self._foreseen,
-            together=self._own_draft is not None,
+            rows=step.rows,
+            sessions=step.sessions,
+            drafted=None if self._own_draft is None else max(depth, step.draft_depth),
             beside=len(proposal) - depth,
             tried=tried,
             stood=stood,

@@ -28,7 +28,7 @@ class RoundClock:
         if began_by_itself:
             self.verify_ms = (self._last - self._verdict) * 1e3
         self._verdict = self._last
-        if judged.draft_ms is not None:
+        if judged.draft_ms:
             self.propose_ms = judged.draft_ms
             # The verdict before may have come late: then less is left of the round here than it took there.
             self.verify_ms = max(self.verify_ms - judged.draft_ms, judged.step_ms, SHORTEST_MS)

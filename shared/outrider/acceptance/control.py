@@ -76,7 +76,6 @@ class DraftControl:
         self._siblings = SiblingEstimate(pools.siblings)
         self._budget = NodeBudget() if budget is None else budget
         self._budget.join(self)
-        self._began = 0  # the moment at which the round in progress did, as the budget counts
         self._longest = 0  # most tokens that the round in progress might have proposed
         self._probes = {source: Probes() for source in PRIORS}
         self._fallen = False
@@ -180,10 +179,6 @@ class DraftControl:
         ]
         return max(tables, key=lambda table: sum(row[0] for row in table), default=())
 
-    def begin(self, nodes: int, depth: int) -> None:
-        """The round decided for, of so many proposed tokens, so deep, is on its way to the verifier."""
-        self._began = self._budget.begin(self, nodes, depth)
-
     def close(self) -> None:
         """The session has ended."""
         self._budget.leave(self)
@@ -222,13 +217,12 @@ class DraftControl:
     def record(self, result: Round) -> bool:
         """Take in what came of the last choice. True if it made the request fall back to plain decoding."""
         source = self._choice.source if result.proposed else Source.NONE
-        meanwhile = self._budget.end(self, self._began, result.verify_ms, result.propose_ms)
+        self._budget.record(result.rows, result.sessions, result.verify_ms, result.propose_ms)
         if result.verify_ms is not None:
             nodes = result.proposed + result.beside
-            self._costs.observe_verify(nodes, max(meanwhile.rows, 1 + nodes), result.verify_ms)
+            self._costs.observe_verify(nodes, max(result.rows, 1 + nodes), result.verify_ms)
         if source is Source.MODEL and result.propose_ms is not None:
-            drafted = max(meanwhile.depth, result.proposed) if result.together else result.proposed
-            self._costs.observe_draft(drafted, result.propose_ms)
+            self._costs.observe_draft(result.drafted or result.proposed, result.propose_ms)
         if result.foreseen is not None:
             self._costs.observe_lookup(result.foreseen)
         for each, probes in self._probes.items():
@@ -248,7 +242,7 @@ class DraftControl:
     ) -> None:
         self._levels, self._probed = levels, None
         self._nodes, self._longest = nodes, longest
-        self._costs.at_load(len(self._budget))
+        self._costs.at_load(self._budget.together)
         self._choice = self._decide(longest, min(at_hand, longest), steady) if levels and longest > 0 else PLAIN
 
     def _begin_probe(self) -> None:

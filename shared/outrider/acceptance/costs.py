@@ -89,8 +89,7 @@ class RoundCosts:
     def __init__(self) -> None:
         self._loads = {0: _AtLoad()}  # by the logarithm of the number of sessions, to the base 2
         self._load = 0
-        self._sessions = 1.0  # on each verifier
-        self._verifiers = 1
+        self._sessions = 1.0
         self._here = self._loads[0]
         self._expected: dict[int, _Expected] = {}  # by load
         self._steps: tuple[StepTimes, StepTimes | None] | None = None
@@ -101,29 +100,26 @@ class RoundCosts:
         self._rounds = 0  # observed ones, with and without a proposal
         self._surveys = 0
 
-    def expect(self, verify: StepTimes, draft: StepTimes | None, *, verifiers: int = 1) -> None:
-        """What the passes of a verifier take, and those of the draft, which draws a token a row.
-
-        The sessions are spread over so many verifiers that are alike.
-        """
-        self._verifiers = verifiers
+    def expect(self, verify: StepTimes, draft: StepTimes | None) -> None:
+        """What the passes of a verifier take, and those of the draft, which draws a token a row."""
         if self._steps != (verify, draft):
             self._steps = verify, draft
             self._expected.clear()
 
-    def at_load(self, sessions: int) -> None:
-        """So many sessions run now."""
-        self._sessions = max(sessions / self._verifiers, 1.0)
+    def at_load(self, sessions: float) -> None:
+        """So many sessions share a pass now."""
+        self._sessions = max(sessions, 1.0)
         load = math.log2(self._sessions)
         if abs(load - self._load) > LOAD_STEP:
             self._load = round(load)
             self._here = self._loads.setdefault(self._load, _AtLoad())
 
     def observe_verify(self, proposed: int, rows: int, milliseconds: float) -> None:
-        """From sending `proposed` tokens to having the verdict; `rows` were in flight, those of other sessions too."""
+        """From sending `proposed` tokens to having the verdict; the pass had `rows`, those of other sessions too."""
         if expected := self._expectation():
-            expected.verify.observe(round(place_of(max(rows / self._verifiers, 1.0 + proposed))), milliseconds)
-        self._here.verify.observe(proposed, milliseconds)
+            expected.verify.observe(round(place_of(rows)), milliseconds)
+        else:
+            self._here.verify.observe(proposed, milliseconds)
         self._mark(Source.NGRAM if proposed else Source.NONE)
         self._rounds += 1
 
@@ -131,9 +127,10 @@ class RoundCosts:
         """From asking the draft model to having `drafted` tokens, at least 1."""
         if (expected := self._expectation()) and expected.draft:
             expected.draft.observe(drafted, milliseconds)
-        if self._is_old(Source.MODEL):
-            self._draft.restart()
-        self._draft.observe(drafted, milliseconds)
+        else:
+            if self._is_old(Source.MODEL):
+                self._draft.restart()
+            self._draft.observe(drafted, milliseconds)
         self._mark(Source.MODEL)
 
     def observe_ahead(self, drafted: int, milliseconds: float) -> None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, islice
 from statistics import median
 from typing import Protocol
@@ -28,12 +27,16 @@ MOST_ASKED = 32
 """How many sessions, each time others, stand for all of them when the price is computed."""
 SHORTEST_WAIT = 16
 """Fewest rounds between two computations; otherwise there is one after as many rounds as there are sessions."""
-MOST_PEAKS = 2048
-"""How many falling numbers of rows in flight are remembered."""
+SHORT_MEMORY = 8
+"""How many rounds say how many sessions share a pass."""
 POINTS = 64
 """How many budgets are compared."""
 SMOOTHING = 0.5
 """How much of a new price replaces the one before it."""
+
+
+ALONE = 1.5
+"""Fewer sessions in a pass, on average, share nothing."""
 
 
 class Session(Protocol):
@@ -62,42 +65,6 @@ class RowTimes:
         times = [median(milliseconds for _, milliseconds in samples) for samples in seen]
         rows = [median(rows for rows, _ in samples) for samples in seen]
         return list(zip(rows, monotone(times, [float(len(samples)) for samples in seen]), strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """The most that was in flight at once while a round ran, of all sessions together."""
-
-    rows: int  # proposed tokens and one more a session
-    depth: int  # of the deepest proposal
-
-
-NOTHING = InFlight(0, 0)
-
-
-class Peaks:
-    """The most of something that was in flight since some moment."""
-
-    def __init__(self) -> None:
-        self._moments: list[int] = []  # of the numbers below, which fall
-        self._most: list[int] = []
-        self._now = 0
-
-    def add(self, count: int) -> int:
-        """So many are in flight from now on; names the moment."""
-        while self._most and self._most[-1] <= count:
-            self._most.pop()
-            self._moments.pop()
-        self._now += 1
-        self._most.append(count)
-        self._moments.append(self._now)
-        if len(self._most) > MOST_PEAKS:
-            del self._most[: MOST_PEAKS // 2], self._moments[: MOST_PEAKS // 2]
-        return self._now
-
-    def since(self, moment: int) -> int:
-        """From this moment on."""
-        return self._most[min(bisect_left(self._moments, moment), len(self._most) - 1)]
 
 
 def time_at(points: Sequence[tuple[float, float]], rows: float) -> float:
@@ -135,16 +102,15 @@ class NodeBudget:
     def __init__(self) -> None:
         self._price = 0.0
         self._times = RowTimes()
-        self._sessions: dict[Session, InFlight] = {}  # what they have in flight
-        self._rows = 0
-        self._depths: Counter[int] = Counter()  # how many proposals in flight have each
-        self._row_peaks, self._depth_peaks = Peaks(), Peaks()
+        self._sessions: dict[Session, None] = {}  # in the order in which they are asked
+        self._in_step = 0.0  # sessions that share a pass, on average; 0: nobody has said so
         self._other_ms = 0.0
         self._rounds = 0
 
-    def __len__(self) -> int:
-        """Sessions that take part."""
-        return len(self._sessions)
+    @property
+    def together(self) -> float:
+        """Sessions that share a pass, those of other coordinators too; all that take part, until rounds say more."""
+        return self._in_step or float(len(self._sessions))
 
     @property
     def price(self) -> float:
@@ -156,51 +122,32 @@ class NodeBudget:
 
     def join(self, session: Session) -> None:
         """Take part."""
-        self._sessions[session] = NOTHING
+        self._sessions[session] = None
 
     def leave(self, session: Session) -> None:
-        """No longer; what was in flight is gone."""
-        if session in self._sessions:
-            self._change(session, NOTHING)
-            del self._sessions[session]
+        """No longer."""
+        self._sessions.pop(session, None)
 
-    def begin(self, session: Session, nodes: int, depth: int) -> int:
-        """A round with so many proposed tokens, so deep, is on its way; the moment, for `end`."""
-        self._change(session, InFlight(1 + nodes, depth))
-        self._depth_peaks.add(max(self._depths, default=0))
-        return self._row_peaks.add(self._rows)
-
-    def end(self, session: Session, began: int, verify_ms: float | None, other_ms: float | None) -> InFlight:
-        """The round that began at that moment has ended; what was in flight meanwhile, nothing if it never began.
+    def record(self, rows: int, sessions: int, verify_ms: float | None, other_ms: float | None) -> None:
+        """A round in a pass of so many rows and sessions, those of other coordinators too.
 
         Times are None where they say nothing of other rounds.
         """
-        meanwhile = NOTHING
-        if self._sessions[session].rows:
-            meanwhile = InFlight(self._row_peaks.since(began), self._depth_peaks.since(began))
-            if verify_ms is not None:
-                self._times.observe(meanwhile.rows, verify_ms)
+        if sessions:
+            self._in_step += (sessions - self.together) / SHORT_MEMORY if self._in_step else sessions
+        if verify_ms is not None and rows:
+            self._times.observe(rows, verify_ms)
         if other_ms is not None:
             self._other_ms += (other_ms - self._other_ms) / SAMPLES
-        self._change(session, NOTHING)
         self._rounds += 1
-        return meanwhile
-
-    def _change(self, session: Session, now: InFlight) -> None:
-        before, self._sessions[session] = self._sessions[session], now
-        self._rows += now.rows - before.rows
-        for depth, more in ((before.depth, -1), (now.depth, 1)):
-            if depth:
-                self._depths[depth] += more
-                if not self._depths[depth]:
-                    del self._depths[depth]
 
     def _new_price(self) -> float:
         points = self._times.points()
-        if len(self._sessions) < 2 or len(points) < 2:
+        together = self.together
+        if not self._sessions or together < ALONE or len(points) < 2:
             return 0.0  # one alone knows its own times best
         asked = list(islice(self._sessions, MOST_ASKED))
         for session in asked if len(asked) < len(self._sessions) else ():
             self._sessions[session] = self._sessions.pop(session)  # to the end: others come before it next time
         demands = [session.demand() for session in asked]
-        return best_price(points, demands, stand_for=len(self._sessions) / len(asked), other_ms=self._other_ms)
+        return best_price(points, demands, stand_for=together / len(asked), other_ms=self._other_ms)

@@ -15,7 +15,9 @@ class Round:
     propose_ms: float | None
     verify_ms: float | None
     foreseen: bool | None = None  # whether this round's proposal had been drafted ahead; None: nothing had
-    together: bool = False  # `propose_ms` is the drafting of all sessions of the verifier's step, not only of this one
+    rows: int = 0  # of the verifier's pass, with those of the sessions that shared it
+    sessions: int = 0  # that shared it, this one included
+    drafted: int | None = None  # tokens that `propose_ms` was for, if they are not the proposal's: others' too
     beside: int = 0  # proposed tokens beside the chain
     tried: int = 0  # those of them beside the first token of the chain that fell
     stood: int | None = None  # which of these stood, from 0

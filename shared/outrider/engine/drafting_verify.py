@@ -11,7 +11,7 @@ from outrider.engine.own_draft import OwnDraft, OwnGuess
 from outrider.engine.sessions import ReplicaPeer, Reply, Session
 from outrider.engine.verify import VerifyCore
 from outrider.errors import InvalidArgument
-from outrider.protocol.items import DraftAhead, DraftFirst, Open, Opened, Propose, Verified, Verify
+from outrider.protocol.items import DraftAhead, DraftFirst, Open, Opened, Propose, Step, Verified, Verify
 from outrider.sampling.verify import VerifyRows
 from outrider.telemetry.logs import get_logger
 
@@ -90,10 +90,14 @@ class DraftingVerifyCore(VerifyCore):
             self._verify(guess)
         return None
 
-    def verified(self, session: Session[VerifyRows], verdict: Verdict) -> Verified:
-        """The verdict, what was drafted for it here, and how long the step's sessions were drafted for."""
-        proposal = self._drafted.pop(session, NO_PROPOSAL)
-        return Verified(session.key, verdict, proposal, int(self._drafting_s * 1e6))
+    def step_of(self, sessions: Sequence[Session[VerifyRows]]) -> Step:
+        """See `VerifyCore`; with how long they were drafted for, and how much."""
+        depth = max((self._drafted[each].tree.depth for each in sessions if each in self._drafted), default=0)
+        return super().step_of(sessions)._replace(draft_microseconds=int(self._drafting_s * 1e6), draft_depth=depth)
+
+    def verified(self, session: Session[VerifyRows], verdict: Verdict, step: Step) -> Verified:
+        """The verdict, and what was drafted for it here."""
+        return Verified(session.key, verdict, self._drafted.pop(session, NO_PROPOSAL), step)
 
     def _verify(self, guess: OwnGuess) -> None:
         """The session's round goes on with what was drafted for it, or without."""

@@ -14,7 +14,7 @@ from outrider.engine.core import ReplicaCore
 from outrider.engine.schedule import Demand
 from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply, Session
 from outrider.errors import InvalidArgument
-from outrider.protocol.items import DraftAhead, DraftFirst, FailureCode, FollowUp, Key, Propose, Verified, Verify
+from outrider.protocol.items import DraftAhead, DraftFirst, FailureCode, FollowUp, Key, Propose, Step, Verified, Verify
 from outrider.sampling.verify import VerifyRows, verify_rows
 
 
@@ -49,20 +49,25 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         """Judge all sessions' rows at once."""
         verdicts = verify_rows(logits, [session.work for session in sessions if session.work is not None])
         microseconds = int((time.perf_counter() - started) * 1e6)
+        step = self.step_of(sessions)
         replies: list[tuple[ReplicaPeer, Reply]] = []
         for session, verdict in zip(sessions, verdicts, strict=True):
             assert session.work is not None
             session.judged = session.work.proposal, verdict
             session.work = None
             timed = Verdict(verdict.next_tokens, verdict.thresholds, verdict.logprobs, microseconds)
-            replies.append((session.peer, self.verified(session, timed)))
+            replies.append((session.peer, self.verified(session, timed, step)))
             if reply := self._follow(session):
                 replies.append((session.peer, reply))
         return replies
 
-    def verified(self, session: Session[VerifyRows], verdict: Verdict) -> Verified:
+    def step_of(self, sessions: Sequence[Session[VerifyRows]]) -> Step:
+        """What the rounds of these sessions shared a pass with: each other."""
+        return Step(sum(len(session.work) for session in sessions if session.work is not None), len(sessions))
+
+    def verified(self, session: Session[VerifyRows], verdict: Verdict, step: Step) -> Verified:
         """The reply to a round."""
-        return Verified(session.key, verdict)
+        return Verified(session.key, verdict, step=step)
 
     def follow_up(self, session: Session[VerifyRows], item: FollowUp) -> Reply | None:
         """See ReplicaCore. It may come while the round runs or after it has ended."""

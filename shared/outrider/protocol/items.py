@@ -152,6 +152,18 @@ class Opened:
     cached_tokens: int
 
 
+class Step(NamedTuple):
+    """The pass that verified a round, with those of the sessions that shared it."""
+
+    rows: int = 0  # one a session, and one for each proposed token
+    sessions: int = 0
+    draft_microseconds: int = 0  # how long the replica drafted for them by itself beforehand
+    draft_depth: int = 0  # most tokens, one after another, that it drafted for one of them
+
+
+NO_STEP = Step()
+
+
 @dataclass(frozen=True, slots=True)
 class Verified:
     """The verdict of one round; with what the replica has drafted for it by itself, if it was told to."""
@@ -159,7 +171,7 @@ class Verified:
     key: Key
     verdict: Verdict
     drafted: Proposal = NO_PROPOSAL
-    draft_microseconds: int = 0  # how long it drafted for the sessions of the step
+    step: Step = NO_STEP
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,12 @@ from outrider.rpc.values import (
     rule_from_proto,
     sampling_from_proto,
     sampling_to_proto,
+    step_from_proto,
     tree_from_proto,
     verdict_from_proto,
     write_draft_first,
     write_proposal,
+    write_step,
     write_tree,
     write_verdict,
 )
@@ -201,7 +203,7 @@ def verifier_reply_to_proto(reply: items.VerifierReply) -> verifier_pb2.Verifier
         write_verdict(reply.verdict, wire.verdict)
         if reply.drafted:
             write_proposal(reply.drafted, wire.verdict.drafted)
-        wire.verdict.draft_microseconds = reply.draft_microseconds
+        write_step(reply.step, wire.verdict)
     else:
         _common_reply_to_proto(reply, wire)
     return wire
@@ -226,7 +228,7 @@ def verifier_reply_from_proto(wire: verifier_pb2.VerifierReply) -> items.Verifie
     if wire.WhichOneof("event") == "verdict":
         verdict = wire.verdict
         drafted = proposal_from_proto(verdict.drafted) if verdict.HasField("drafted") else NO_PROPOSAL
-        return items.Verified(key_of(wire), verdict_from_proto(verdict), drafted, verdict.draft_microseconds)
+        return items.Verified(key_of(wire), verdict_from_proto(verdict), drafted, step_from_proto(verdict))
     return _common_reply_from_proto(wire)
 
 

@@ -11,7 +11,7 @@ from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, RowLogprobs, Source, SparseQ, Verdict
 from outrider.acceptance.tree import TokenTree
 from outrider.errors import InvalidArgument
-from outrider.protocol.items import DraftFirst
+from outrider.protocol.items import DraftFirst, Step
 from outrider.v1 import replica_pb2, sampling_pb2, verifier_pb2
 
 RULES = {
@@ -131,6 +131,16 @@ def verdict_from_proto(wire: verifier_pb2.Verdict) -> Verdict:
         tuple(RowLogprobs(tuple(row.token_ids[:]), tuple(row.logprobs[:])) for row in logprobs) if logprobs else (),
         wire.step_microseconds,
     )
+
+
+def write_step(step: Step, wire: verifier_pb2.Verdict) -> None:
+    """Fill in what is said of the pass."""
+    wire.step_rows, wire.step_sessions, wire.draft_microseconds, wire.draft_depth = step
+
+
+def step_from_proto(wire: verifier_pb2.Verdict) -> Step:
+    """What is said of the pass."""
+    return Step(wire.step_rows, wire.step_sessions, wire.draft_microseconds, wire.draft_depth)
 
 
 def write_draft_first(first: DraftFirst | None, wire: verifier_pb2.Verify | verifier_pb2.FollowUp) -> None:

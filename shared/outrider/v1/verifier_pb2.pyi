@@ -311,10 +311,18 @@ class Verdict(_message.Message):
     STEP_MICROSECONDS_FIELD_NUMBER: _builtins.int
     DRAFTED_FIELD_NUMBER: _builtins.int
     DRAFT_MICROSECONDS_FIELD_NUMBER: _builtins.int
+    DRAFT_DEPTH_FIELD_NUMBER: _builtins.int
+    STEP_ROWS_FIELD_NUMBER: _builtins.int
+    STEP_SESSIONS_FIELD_NUMBER: _builtins.int
     step_microseconds: _builtins.int
     """Device time of the step that held this round, shared with the other sessions of the batch."""
     draft_microseconds: _builtins.int
     """How long the replica drafted by itself for the sessions of this step, whether or not for this one."""
+    draft_depth: _builtins.int
+    """Most tokens, one after another, that it drafted for one of them."""
+    step_rows: _builtins.int
+    """What the step verified of all sessions together: one row for each, and one for each proposed token."""
+    step_sessions: _builtins.int
     @_builtins.property
     def next_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """n + 1 tokens: what is emitted if the walk ends at that row."""
@@ -340,10 +348,13 @@ class Verdict(_message.Message):
         step_microseconds: _builtins.int = ...,
         drafted: _replica_pb2.Proposal | None = ...,
         draft_microseconds: _builtins.int = ...,
+        draft_depth: _builtins.int = ...,
+        step_rows: _builtins.int = ...,
+        step_sessions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drafted", b"drafted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_microseconds", b"draft_microseconds", "drafted", b"drafted", "logprobs", b"logprobs", "next_tokens", b"next_tokens", "step_microseconds", b"step_microseconds", "thresholds", b"thresholds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_depth", b"draft_depth", "draft_microseconds", b"draft_microseconds", "drafted", b"drafted", "logprobs", b"logprobs", "next_tokens", b"next_tokens", "step_microseconds", b"step_microseconds", "step_rows", b"step_rows", "step_sessions", b"step_sessions", "thresholds", b"thresholds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

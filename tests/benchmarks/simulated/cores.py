@@ -14,6 +14,7 @@ from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
 from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.worker import Peer
 from outrider.protocol.items import (
+    NO_STEP,
     Advance,
     Close,
     Closed,
@@ -29,6 +30,7 @@ from outrider.protocol.items import (
     Open,
     Opened,
     Propose,
+    Step,
     Verified,
     Verify,
 )
@@ -153,13 +155,20 @@ class SimulatedVerifier(SimulatedCore):
     """One pass a round, after those of its own draft where it is told to draft first."""
 
     draft_time: StepTime | None = None  # a token's, for all sessions that draft at once; None: it has no draft
+    _told: Step = NO_STEP  # of the pass in progress
 
     def step(self) -> Sequence[tuple[SimulatedPeer, Any]]:
         """See SimulatedCore."""
+        started = time.perf_counter()
         drafting = [session for session in self.working.values() if session.work.draft_first is not None]  # type: ignore[union-attr]
+        depth = 0
         if drafting and self.draft_time is not None:
-            for _ in range(max(self._draft(session) for session in drafting)):
+            depth = max(self._draft(session) for session in drafting)
+            for _ in range(depth):
                 self.draft_time.sleep(len(drafting), time.perf_counter())
+        rows = sum(self.rows(session.work) for session in self.working.values())
+        microseconds = round((time.perf_counter() - started) * 1e6) if drafting else 0
+        self._told = Step(rows, len(self.working), microseconds, depth)
         return super().step()
 
     def _draft(self, session: Session) -> int:
@@ -185,8 +194,7 @@ class SimulatedVerifier(SimulatedCore):
         assert isinstance(session.work, Verify)
         session.judged = session.work
         drafted, session.drafted = session.drafted, NO_PROPOSAL
-        microseconds = round(1e3 * self.draft_time.base * len(drafted)) if self.draft_time is not None else 0
-        return Verified(session.key, self._verdict(session, session.work), drafted, microseconds)
+        return Verified(session.key, self._verdict(session, session.work), drafted, self._told)
 
     def _verdict(self, session: Session, work: Verify) -> Verdict:
         base, tree = session.key.base_length, work.proposal.tree

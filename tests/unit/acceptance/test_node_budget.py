@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outrider.acceptance.control import DraftControl, Policy, Pools
 from outrider.acceptance.costs import RoundCosts
-from outrider.acceptance.node_budget import NodeBudget, Peaks, RowTimes, best_price, time_at
+from outrider.acceptance.node_budget import NodeBudget, RowTimes, best_price, time_at
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.round import Round
 from outrider.acceptance.shape import Gains, expected, gains, gains_in_order, spread, widths_of
@@ -54,13 +54,11 @@ class Fleet:
         for step in range(steps):
             choices = [control.decide({Source.MODEL: 1}, 6) for control in self.controls]
             sizes = [choice.length + sum(choice.siblings) for choice in choices]
-            for control, choice, size in zip(self.controls, choices, sizes, strict=True):
-                control.begin(size, choice.length)
             rows = self.count + sum(sizes)
             verify_ms = self.machine(rows)
             draft_ms = 0.02 * self.machine(1) * max(choice.length for choice in choices)
             for control, choice, size in zip(self.controls, choices, sizes, strict=True):
-                result = self._played(choice.length, choice.siblings, size, verify_ms, draft_ms, first=step == 0)
+                result = self._played(choice.length, choice.siblings, size, verify_ms, draft_ms, rows, first=step == 0)
                 control.record(result)
                 committed += result.committed
                 siblings += result.beside
@@ -74,7 +72,15 @@ class Fleet:
         return self.count / self.machine(self.count)
 
     def _played(
-        self, length: int, siblings: tuple[int, ...], size: int, verify_ms: float, draft_ms: float, *, first: bool
+        self,
+        length: int,
+        siblings: tuple[int, ...],
+        size: int,
+        verify_ms: float,
+        draft_ms: float,
+        rows: int,
+        *,
+        first: bool,
     ) -> Round:
         stood, tried, which = 0, 0, None
         while stood < length and self.random.random() < STANDS:
@@ -90,6 +96,9 @@ class Fleet:
             accepted + 1,
             draft_ms * noise if length and not first else None,
             verify_ms * noise if not first else None,
+            # Who shares nothing looks at its own times alone.
+            rows=rows if self.shared else 1 + size,
+            sessions=self.count if self.shared else 1,
             beside=size - length,
             tried=tried,
             stood=which,
@@ -150,12 +159,6 @@ def test_when_neighbours_leave_the_others_speculate_again() -> None:
     assert fleet.run(60) > 2 * fleet.plain()
 
 
-def test_the_most_rows_since_a_moment() -> None:
-    peaks = Peaks()
-    moments = [peaks.add(rows) for rows in (3, 9, 4, 6, 5, 2)]
-    assert [peaks.since(moment) for moment in moments] == [9, 9, 6, 6, 5, 2]
-
-
 tables = st.builds(gains, st.lists(st.floats(0, 1), max_size=3), st.lists(st.floats(0, 1), max_size=2))
 curves = st.lists(st.floats(0, 9), min_size=4, max_size=4).map(
     lambda rises: [(float(rows), 1.0 + sum(rises[: place + 1])) for place, rows in enumerate((1, 2, 6, 20))]
@@ -189,17 +192,3 @@ def test_times_are_medians_by_rows_and_go_on_along_the_last_line() -> None:
     assert points == [(4.0, 10.0), (8.0, 12.0), (16.0, 20.0)]
     assert [time_at(points, rows) for rows in (1, 4, 6, 8, 12, 16, 32)] == [10.0, 10.0, 11.0, 12.0, 16.0, 20.0, 36.0]
     assert time_at(points[:1], 99) == 10.0
-
-
-def test_who_ends_in_the_middle_of_a_round_is_forgotten() -> None:
-    budget = NodeBudget()
-    first, second = (DraftControl(RoundCosts(), POLICY, budget=budget) for _ in range(2))
-    budget.begin(first, 4, 4)
-    budget.begin(second, 0, 0)
-    budget.begin(second, 2, 2)  # its round before was lost
-    assert budget._rows == 8
-    first.close()
-    assert budget._rows == 3
-    second.close()
-    assert budget._rows == 0
-    assert not budget._sessions

@@ -8,26 +8,27 @@ from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, SparseQ, Verdict
 from outrider.acceptance.tree import TokenTree
 from outrider.errors import InvalidArgument
-from outrider.protocol.items import DraftFirst, Key, Verified
+from outrider.protocol.items import DraftFirst, Key, Step, Verified
 from outrider_coordinator.judged import Judged, judged
 
 KEY = Key(1, 2, 3)
 WANTED = DraftFirst(3, (1,))
+STEP = Step(rows=9, sessions=3, draft_microseconds=4000, draft_depth=3)
 
 
 def chain(*tokens: int, source: Source = Source.MODEL) -> Proposal:
     return Proposal(TokenTree.chain(tokens), source)
 
 
-def verified(drafted: Proposal, rows: int | None = None, microseconds: int = 4000) -> Verified:
-    return Verified(KEY, Verdict((5,) * (len(drafted) + 1 if rows is None else rows)), drafted, microseconds)
+def verified(drafted: Proposal, rows: int | None = None) -> Verified:
+    return Verified(KEY, Verdict((5,) * (len(drafted) + 1 if rows is None else rows)), drafted, STEP)
 
 
 def test_a_proposal_of_ours_is_what_was_verified() -> None:
     reply = Verified(KEY, Verdict((1, 2), step_microseconds=2500), chain(9))
     found = judged(reply, chain(7), Rule.MATCH, vocabulary_size=100)
     assert found == Judged(chain(7), reply.verdict)
-    assert found.step_ms == 2.5
+    assert (found.step_ms, found.draft_ms) == (2.5, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_a_proposal_of_ours_is_what_was_verified() -> None:
 )
 def test_what_was_asked_for_or_less_is_taken(drafted: Proposal) -> None:
     reply = verified(drafted)
-    assert judged(reply, WANTED, Rule.MATCH, vocabulary_size=100) == Judged(drafted, reply.verdict, 4.0)
+    assert judged(reply, WANTED, Rule.MATCH, vocabulary_size=100) == Judged(drafted, reply.verdict, STEP)
 
 
 @pytest.mark.parametrize(

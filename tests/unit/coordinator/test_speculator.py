@@ -15,6 +15,7 @@ from outrider.acceptance.round import Round
 from outrider.acceptance.tree import TokenTree
 from outrider.protocol.items import DraftFirst
 from outrider_coordinator.drafters import OwnDrafter
+from outrider_coordinator.judged import Judged
 from outrider_coordinator.orders import Checked
 from outrider_coordinator.session import Session
 from outrider_coordinator.speculator import STANDS, Speculator
@@ -84,7 +85,7 @@ class CountingUp:
 def play(one: Session, speculator: Speculator, proposal: Checked, *next_tokens: int) -> None:
     assert isinstance(proposal, Proposal)
     delta = one.commit(proposal, Verdict(next_tokens))
-    speculator.learn(proposal, delta, propose_ms=3.0, verify_ms=7.0)
+    speculator.learn(Judged(proposal, Verdict(next_tokens)), delta, propose_ms=3.0, verify_ms=7.0)
 
 
 async def test_it_offers_what_can_propose_and_asks_the_chosen_one_for_the_chosen_length() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.acceptance.proposal import NO_PROPOSAL, Verdict
+from outrider.protocol.items import Step
 from outrider_coordinator.judged import Judged
 from outrider_coordinator.stopwatch import SHORTEST_MS, RoundClock
 
@@ -24,13 +25,15 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def round_of(
-    clock: RoundClock, time: Time, *, propose: float, verify: float, own: float | None, step: int = 0, **told: bool
+    clock: RoundClock, time: Time, *, propose: float, verify: float, own: float, step: int = 0, **told: bool
 ) -> tuple[float, float]:
     """Milliseconds; then one passes until the client has the delta."""
     time.now += propose / 1e3
     clock.proposed()
     time.now += verify / 1e3
-    clock.verified(Judged(NO_PROPOSAL, Verdict((1,), step_microseconds=step), own), **told)
+    clock.verified(
+        Judged(NO_PROPOSAL, Verdict((1,), step_microseconds=step), Step(draft_microseconds=round(own * 1e3))), **told
+    )
     time.now += 1e-3
     clock.emitted()
     return pytest.approx(clock.propose_ms), pytest.approx(clock.verify_ms)  # type: ignore[return-value]
@@ -38,21 +41,21 @@ def round_of(
 
 def test_a_round_that_was_told_is_timed_by_its_parts(time: Time) -> None:
     clock = RoundClock()
-    assert round_of(clock, time, propose=3, verify=7, own=None, began_by_itself=False) == (3, 7)
-    assert round_of(clock, time, propose=2, verify=9, own=None, began_by_itself=False) == (2, 9)
+    assert round_of(clock, time, propose=3, verify=7, own=0.0, began_by_itself=False) == (3, 7)
+    assert round_of(clock, time, propose=2, verify=9, own=0.0, began_by_itself=False) == (2, 9)
 
 
 def test_one_that_began_by_itself_runs_since_the_verdict_before(time: Time) -> None:
     clock = RoundClock()
-    round_of(clock, time, propose=3, verify=7, own=None, began_by_itself=False)
-    assert round_of(clock, time, propose=2, verify=9, own=None, began_by_itself=True) == (2, 1 + 2 + 9)
+    round_of(clock, time, propose=3, verify=7, own=0.0, began_by_itself=False)
+    assert round_of(clock, time, propose=2, verify=9, own=0.0, began_by_itself=True) == (2, 1 + 2 + 9)
 
 
 def test_what_the_verifier_drafted_by_itself_is_no_verification(time: Time) -> None:
     clock = RoundClock()
     assert round_of(clock, time, propose=0, verify=10, own=4.0, began_by_itself=False) == (4, 6)
     assert round_of(clock, time, propose=1, verify=10, own=5.0, began_by_itself=True) == (5, 7)
-    assert round_of(clock, time, propose=1, verify=10, own=0.0, began_by_itself=True) == (0, 12)
+    assert round_of(clock, time, propose=1, verify=10, own=0.0, began_by_itself=True) == (1, 13)
 
 
 def test_after_a_verdict_that_came_late_the_step_is_what_is_left(time: Time) -> None:

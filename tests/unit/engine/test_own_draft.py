@@ -32,6 +32,7 @@ from outrider.protocol.items import (
     Open,
     Opened,
     Propose,
+    Step,
     Verified,
     Verify,
 )
@@ -163,14 +164,15 @@ def test_what_is_drafted_is_what_a_draft_service_would_propose(
     assert isinstance(expected, Drafted)
     assert reply.drafted == expected.proposal
     assert reply.drafted.source is Source.MODEL
-    assert reply.draft_microseconds >= 0
+    assert reply.step == Step(5, 1, reply.step.draft_microseconds, 4)
+    assert reply.step.draft_microseconds > 0
 
 
 def test_a_round_without_the_wish_is_as_ever(verifier: Verifier) -> None:
     size = len(verifier.open(1, Rule.MATCH))
     chain = Proposal(TokenTree.chain((5, 6)), Source.NGRAM)
     (reply,) = verifier.run(Verify(Key(1, 1, size), size, (), chain))
-    assert (len(reply.verdict.next_tokens), reply.drafted, reply.draft_microseconds) == (3, NO_PROPOSAL, 0)
+    assert (len(reply.verdict.next_tokens), reply.drafted, reply.step) == (3, NO_PROPOSAL, Step(3, 1))
     assert draft_sessions(verifier) == 0
 
 

@@ -111,7 +111,13 @@ def test_draft_items_survive(item: items.DraftRequest) -> None:
 
 @given(
     common_replies
-    | st.builds(items.Verified, keys, verdicts, st.just(NO_PROPOSAL) | proposals(), st.integers(0, 10**6))
+    | st.builds(
+        items.Verified,
+        keys,
+        verdicts,
+        st.just(NO_PROPOSAL) | proposals(),
+        st.builds(items.Step, *[st.integers(0, 10**6)] * 4),
+    )
 )
 def test_verifier_replies_survive(reply: items.VerifierReply) -> None:
     wire = verifier_pb2.VerifierReply.FromString(convert.verifier_reply_to_proto(reply).SerializeToString())
