@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--shape", default="8b")
     parser.add_argument("--agreement", type=float, default=0.8)
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 4, 16, 32])
+    parser.add_argument("--coordinators", type=int, default=1, help="processes, each with its part of the clients")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--draft-tokens", type=int, default=5)
@@ -74,10 +75,13 @@ def main() -> None:
         for mode in arguments.modes:
             with ExitStack() as inner:
                 more = ["--listen", "127.0.0.1:0", *addresses, *flags[mode]]
-                coordinator = start(inner, "coordinator", "outrider_coordinator", more)
-                wait(coordinator)
+                coordinators = [
+                    start(inner, "coordinator", "outrider_coordinator", more) for _ in range(arguments.coordinators)
+                ]
+                for each in coordinators:
+                    wait(each)
                 for clients in arguments.concurrency:
-                    found = asyncio.run(measure(coordinator.address, clients, mode, arguments))
+                    found = asyncio.run(measure([each.address for each in coordinators], clients, mode, arguments))
                     result["runs"].append({"mode": mode, "concurrency": clients, **found})
                     print(
                         f"{mode:6} x {clients:3}: {found['tokens_per_second']:8.1f} tok/s,"
@@ -124,7 +128,7 @@ def wait(process: ServiceProcess) -> None:
         raise process.describe_failure("did not start")
 
 
-async def measure(address: str, clients: int, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
+async def measure(addresses: list[str], clients: int, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One sweep of as many requests as clients, after a short one that is not counted."""
     options: dict[str, Any] = {"temperature": 1.0, "ignore_eos": True}
     options["drafter"] = {"plain": "none", "fixed": "model", "ahead": "model", "auto": "auto"}[mode]
@@ -141,10 +145,12 @@ async def measure(address: str, clients: int, mode: str, arguments: argparse.Nam
                 chunks.append((time.perf_counter(), len(chunk.token_ids)))
         return started, chunks, stream.result
 
-    async with AsyncClient(address) as client:
-        await asyncio.gather(*(one(client, 1000 + seed, 48) for seed in range(clients)))
+    async with AsyncExitStack() as stack:
+        talks = [await stack.enter_async_context(AsyncClient(address)) for address in addresses]
+        at = [talks[number % len(talks)] for number in range(clients)]
+        await asyncio.gather(*(one(client, 1000 + seed, 48) for seed, client in enumerate(at)))
         watch = asyncio.create_task(watch_busy(arguments.busy_file))
-        found = await asyncio.gather(*(one(client, SEED + seed, arguments.tokens) for seed in range(clients)))
+        found = await asyncio.gather(*(one(client, SEED + seed, arguments.tokens) for seed, client in enumerate(at)))
         watch.cancel()
         samples = await watch
     begin = max(chunks[0][0] for _, chunks, _ in found)
