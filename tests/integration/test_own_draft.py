@@ -37,7 +37,7 @@ PERFECT: dict[str, Any] = {"draft_layers": 3, "draft_kv_tokens": 16384}  # all l
 def drafts_of(cluster: Cluster) -> list[Any]:
     """The drafts' cores inside the verifiers."""
     cores = [replica._worker._core for replica in cluster.verifiers]
-    return [core._own._core for core in cores if core.own_engine]  # type: ignore[attr-defined]
+    return [core.own_draft for core in cores if core.own_draft]  # type: ignore[attr-defined]
 
 
 async def assert_nothing_is_left(cluster: Cluster) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -42,7 +42,7 @@ class ReplicaCore(ABC, Generic[Work]):
     proposed tokens; then the subclass finishes the round from the logits. Prefill is the same thing with more tokens.
     """
 
-    own_engine: Engine | None = None  # a verifier's own draft: then it can be told to draft first
+    own_draft: ReplicaCore[Any] | None = None  # a verifier's: then it can be told to draft first
 
     def __init__(self, engine: Engine, *, max_proposal: int, lease_s: float) -> None:
         """`max_proposal`: most proposed tokens in a round. `lease_s`: seconds after which a silent session is freed."""

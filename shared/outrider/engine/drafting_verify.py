@@ -28,7 +28,7 @@ class DraftingVerifyCore(VerifyCore):
         """See `ReplicaCore`."""
         super().__init__(engine, max_proposal=max_proposal, lease_s=lease_s)
         self._own = own
-        self.own_engine = own.engine
+        self.own_draft = own.core
         self._drafted: dict[Session[VerifyRows], Proposal] = {}  # for the rounds in progress
         self._in_a_row = 0  # passes of the draft since the last one of the target
         self._drafting_s = 0.0  # what they took

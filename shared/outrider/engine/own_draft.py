@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal
 from outrider.engine.draft import DraftCore
-from outrider.engine.engine import Engine
 from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply, Session
 from outrider.engine.worker import DeviceWorker
 from outrider.protocol.items import Close, Drafted, DraftFirst, Failed, FailureCode, Key, Open, Propose
@@ -51,7 +50,7 @@ class OwnDraft:
     """Runs a `DraftCore` for the sessions of one verifier, as its only client. Everything on the device thread."""
 
     def __init__(self, core: DraftCore, clock: Callable[[], float] = time.monotonic) -> None:
-        self._core = core
+        self.core = core
         self._clock = clock
         self._worker = DeviceWorker(core)  # makes peers; it is never started, the verifier's thread runs the core
         self._peers: dict[ReplicaPeer, ReplicaPeer] = {}  # by the verifier's
@@ -59,17 +58,12 @@ class OwnDraft:
 
     def claim_thread(self) -> None:
         """See `outrider.engine.worker.Core`."""
-        self._core.claim_thread()
-
-    @property
-    def engine(self) -> Engine:
-        """That of the draft."""
-        return self._core.engine
+        self.core.claim_thread()
 
     @property
     def busy(self) -> bool:
         """True while a pass is wanted."""
-        return self._core.busy
+        return self.core.busy
 
     def expect(self, session: Target, opening: Open) -> None:
         """The verifier has opened a session; it is opened here when the first guess is asked for."""
@@ -89,7 +83,7 @@ class OwnDraft:
 
     def expire(self, now: float) -> None:
         """See `outrider.engine.worker.Core`."""
-        self._core.expire(now)
+        self.core.expire(now)
 
     def cancel(self, session: Target) -> None:
         """Whatever is under way for the session, its result is wanted no more."""
@@ -107,14 +101,14 @@ class OwnDraft:
         append = tuple(session.history[held.known :])
         item = Propose(key, held.known, append, wanted.max_tokens, wanted.siblings)
         held.known = len(session.history)
-        reply = self._core.handle(place[0], item)
+        reply = self.core.handle(place[0], item)
         if isinstance(reply, Failed) and reply.code is FailureCode.INVALID_ARGUMENT:
             raise ItemRefused(reply.code, reply.message)
         return None if reply is None else self._take(place, reply)
 
     def step(self) -> list[OwnGuess]:
         """One pass; the guesses that are done."""
-        found = [self._take((peer, reply.key.session), reply) for peer, reply in self._core.step()]
+        found = [self._take((peer, reply.key.session), reply) for peer, reply in self.core.step()]
         return [guess for guess in found if guess is not None]
 
     def _take(self, place: tuple[ReplicaPeer, int], reply: Reply) -> OwnGuess | None:
@@ -138,7 +132,7 @@ class OwnDraft:
         opening = replace(
             held.opening, key=session.key, tokens=tuple(session.history), max_length=session.sequence.max_length
         )
-        reply = self._core.handle(place[0], opening)
+        reply = self.core.handle(place[0], opening)
         if isinstance(reply, Failed):
             self._fail(place, held, reply)
             return False
@@ -154,7 +148,7 @@ class OwnDraft:
 
     def _close(self, place: tuple[ReplicaPeer, int], held: _Held) -> None:
         if held.known:
-            self._core.handle(place[0], Close(Key(place[1], held.opening.key.epoch, held.known)))
+            self.core.handle(place[0], Close(Key(place[1], held.opening.key.epoch, held.known)))
             held.known = 0
 
     def _place(self, session: Target) -> tuple[ReplicaPeer, int]:

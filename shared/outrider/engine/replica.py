@@ -18,7 +18,7 @@ from outrider.engine.core import ReplicaCore
 from outrider.engine.engine import Engine
 from outrider.engine.model import LoadedModel, load_model
 from outrider.engine.options import EngineOptions, ModelOptions
-from outrider.engine.step_times import measure_steps
+from outrider.engine.step_times import time_drafting, time_verifying
 from outrider.engine.worker import DeviceWorker
 from outrider.routing.records import ReplicaRecord, Role
 from outrider.routing.registration import Registration
@@ -31,9 +31,6 @@ from outrider.telemetry.logs import get_logger
 from outrider.v1 import model_pb2, model_pb2_grpc
 
 log = get_logger(__name__)
-
-ROWS_EACH = 8
-"""Rows of a session in the passes that a verifier is timed with: about as many as speculation has."""
 
 MODEL_SERVICE = "outrider.v1.ModelService"
 
@@ -107,10 +104,9 @@ class Replica:
             role=model_pb2.ReplicaRole.Value(f"REPLICA_ROLE_{role.upper()}"),
             capacity_tokens=core.engine.capacity_tokens,
             max_proposal=core.max_proposal,
-            drafts=core.own_engine is not None,
-            # A step of a verifier has a few rows a session, one of a draft has one.
-            step_times=measure_steps(core.engine, each=ROWS_EACH if self._role is Role.VERIFIER else 1),
-            draft_step_times=measure_steps(core.own_engine, each=1) if core.own_engine else None,
+            drafts=core.own_draft is not None,
+            step_times=(time_verifying if self._role is Role.VERIFIER else time_drafting)(core),
+            draft_step_times=time_drafting(core.own_draft) if core.own_draft else None,
         )
         self._streams = ReplicaStreams(codec, self._worker, info)
         self.server.add(codec.service, partial(register, self._streams))

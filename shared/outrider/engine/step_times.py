@@ -1,87 +1,123 @@
-"""What passes take, measured when a replica starts: coordinators decide by it until rounds teach them better."""
+"""What a replica's rounds take, measured when it starts: coordinators decide by it until rounds teach them better."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 from outrider.acceptance.curve import monotone
+from outrider.acceptance.params import Rule, SamplingParams
+from outrider.acceptance.proposal import Proposal, Source
 from outrider.acceptance.step_times import StepTimes
 from outrider.acceptance.tree import TokenTree
-from outrider.engine.batch import Feed
-from outrider.engine.engine import Engine
-from outrider.engine.sequence import KvSequence
+from outrider.engine.core import ReplicaCore
+from outrider.engine.worker import DeviceWorker
+from outrider.protocol.items import Key, Open, Opened, Propose, Verify
 from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-ROWS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512)
-"""Numbers of rows that passes are timed with, as far as they fit."""
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Numbers of rows that rounds are timed with, as far as they fit."""
+
+VERIFIED_EACH = 8
+"""Rows of a session in the rounds that a verifier is timed with: about as many as speculation has."""
 
 REPEATS = 3
-"""Timed passes for each; the median counts. One before them is not timed."""
+"""Timed rounds for each; the median counts. One before them, with the prompt, is not timed."""
 
 TIME_BUDGET_S = 1.0
 """No number of rows is begun after so long: on a slow device the first ones have to do."""
 
 STEM = 4
-"""Tokens before the rows."""
+"""Tokens of the prompts."""
+
+Ask = Callable[[Key, int, tuple[int, ...], int], Verify | Propose]
+"""The item of a round: key, tokens that stay, tokens that follow them, rows."""
 
 
-def measure_steps(engine: Engine, *, each: int) -> StepTimes:
-    """Milliseconds of passes with `each` rows a session at most: a token and a chain proposed after it.
+def time_verifying(core: ReplicaCore[Any]) -> StepTimes | None:
+    """Milliseconds of a verifier's rounds, drawing included, by the rows of all sessions in them.
 
-    Takes a second or so; frees what it used. Blocks; nothing else may use the engine meanwhile.
+    Takes a second or so, on the thread of the caller, who starts the device thread afterwards; frees what it used.
+    None where not even one row fits.
     """
-    engine.claim_thread()
-    began = time.perf_counter()
-    rows, times = [], []
-    for count in ROWS:
-        if not _fits(engine, count, each) or time.perf_counter() - began > TIME_BUDGET_S:
-            break
-        rows.append(count)
-        times.append(_time(engine, count, each))
-    found = StepTimes(tuple(rows), monotone(times, [1.0] * len(times)))
-    log.info("%s: %s", engine.info.name, ", ".join(f"{ms:.2f} ms for {n}" for n, ms in zip(rows, times, strict=True)))
-    return found
+
+    def ask(key: Key, keep: int, append: tuple[int, ...], rows: int) -> Verify:
+        return Verify(key, keep, append, Proposal(TokenTree.chain(_tokens(core, rows - 1)), Source.NGRAM))
+
+    return _Timing(core, ask, min(VERIFIED_EACH, core.max_proposal + 1)).run()
 
 
-def _fits(engine: Engine, rows: int, each: int) -> bool:
-    sessions, length = -(-rows // each), _length(each)
-    blocks = -(-length // engine.options.block_size)
-    enough = sessions * blocks * engine.options.block_size <= engine.available_tokens
-    most = rows + sessions * (STEM - 1)
-    return enough and most <= engine.options.max_batch_tokens and length <= engine.info.context_length
+def time_drafting(core: ReplicaCore[Any]) -> StepTimes | None:
+    """The same of a draft's guesses of one token, by the sessions that are drafted for."""
+    return _Timing(core, lambda key, keep, append, rows: Propose(key, keep, append, 1), 1).run()
 
 
-def _length(each: int) -> int:
-    return STEM + 1 + REPEATS + each
+class _Timing:
+    """Rounds of sessions that are its own."""
+
+    def __init__(self, core: ReplicaCore[Any], ask: Ask, each: int) -> None:
+        """`each`: most rows of a session."""
+        self._core = core
+        self._ask = ask
+        self._each = each
+        self._length = STEM + REPEATS + 1 + each
+        worker: DeviceWorker[Any, Any] = DeviceWorker(core)  # makes the peer; it is never started
+        size = core.engine.info.vocabulary_size
+        self._peer: Any = worker.connect("step times", lambda replies: None, vocabulary_size=size)
+
+    def run(self) -> StepTimes | None:
+        self._core.claim_thread()
+        began = time.perf_counter()
+        found: dict[int, float] = {}
+        for rows in ROWS:
+            if not self._fits(rows) or time.perf_counter() - began > TIME_BUDGET_S:
+                break
+            found[rows] = self._time(rows)
+        if not found:
+            return None
+        log.info("rounds take %s", ", ".join(f"{ms:.2f} ms for {rows}" for rows, ms in found.items()))
+        return StepTimes(tuple(found), monotone(list(found.values()), [1.0] * len(found)))
+
+    def _fits(self, rows: int) -> bool:
+        engine, sessions = self._core.engine, -(-rows // self._each)
+        reserved = -(-self._length // engine.options.block_size) * engine.options.block_size
+        return (
+            sessions * reserved <= engine.available_tokens
+            and rows + sessions * (STEM - 1) <= engine.options.max_batch_tokens
+            and self._length <= engine.info.context_length
+        )
+
+    def _time(self, rows: int) -> float:
+        """Milliseconds."""
+        shares = [min(self._each, rows - start) for start in range(0, rows, self._each)]
+        stem = _tokens(self._core, STEM)
+        for number in range(len(shares)):
+            key = Key(number + 1, 1, STEM)
+            params = SamplingParams()
+            item = Open(key, stem, STEM, self._length, params, Rule.MATCH, seed=number, cache_salt="step times")
+            opened = self._core.handle(self._peer, item)
+            assert isinstance(opened, Opened)
+        try:
+            samples = [self._round(shares, base) for base in range(STEM, STEM + 1 + REPEATS)]
+        finally:
+            self._core.drop_peer(self._peer)
+        return median(samples[1:]) * 1e3
+
+    def _round(self, shares: list[int], base: int) -> float:
+        """Seconds."""
+        keep = base - (base > STEM)
+        append = _tokens(self._core, base)[keep:]
+        started = time.perf_counter()
+        for number, share in enumerate(shares):
+            self._core.handle(self._peer, self._ask(Key(number + 1, 1, base), keep, append, share))
+        while self._core.busy:
+            self._core.step()
+        return time.perf_counter() - started
 
 
-def _time(engine: Engine, rows: int, each: int) -> float:
-    stem = _tokens(engine, STEM)
-    sequences = [engine.open(stem, _length(each), salt=f"step times {n}") for n in range(-(-rows // each))]
-    try:
-        samples = [_step(engine, sequences, rows, each) for _ in range(1 + REPEATS)]
-    finally:
-        for sequence in sequences:
-            engine.close(sequence)
-    return median(samples[1:]) * 1e3
-
-
-def _step(engine: Engine, sequences: list[KvSequence], rows: int, each: int) -> float:
-    """Seconds of a pass over what the sequences lack and their share of the rows."""
-    feeds = []
-    for place, sequence in enumerate(sequences):
-        share = min(each, rows - place * each)
-        committed = _tokens(engine, max(STEM, len(sequence.cached) + 1))
-        sequence.align(committed, len(committed))
-        tail = _tokens(engine, share - 1)
-        feeds.append(Feed(sequence, committed[len(sequence.cached) :], TokenTree.chain(tail)))
-    started = time.perf_counter()
-    engine.forward(feeds)[-1, 0].item()  # waits for the device
-    return time.perf_counter() - started
-
-
-def _tokens(engine: Engine, count: int) -> list[int]:
-    return [(7 + 31 * index) % engine.info.vocabulary_size for index in range(count)]
+def _tokens(core: ReplicaCore[Any], count: int) -> tuple[int, ...]:
+    return tuple((7 + 31 * index) % core.engine.info.vocabulary_size for index in range(count))

@@ -134,7 +134,7 @@ def fixture_verifier(engines: tuple[Engine, Engine], clock: Clock) -> Verifier:
 def draft_sessions(verifier: Verifier) -> int:
     core = verifier.core
     assert isinstance(core, DraftingVerifyCore)
-    return len(core._own._core.sessions)
+    return len(core.own_draft.sessions)
 
 
 def verify(base: int, known: int, append: tuple[int, ...] = (), first: DraftFirst | None = None) -> Verify:
@@ -254,7 +254,7 @@ def test_a_draft_without_room_costs_the_guess_alone(tiny_model: TinyModel, clock
 def test_a_draft_that_has_forgotten_a_session_gets_it_again(verifier: Verifier) -> None:
     size = len(verifier.open(1, Rule.MATCH))
     (first,) = verifier.run(verify(size, size, (), DraftFirst(4)))
-    verifier.core._own._core.expire(1e12)  # type: ignore[attr-defined]
+    verifier.core.own_draft.expire(1e12)  # type: ignore[attr-defined]
     assert draft_sessions(verifier) == 0
     (lost,) = verifier.run(verify(size, size, (), DraftFirst(4)))
     (back,) = verifier.run(verify(size, size, (), DraftFirst(4)))
