@@ -23,7 +23,7 @@ from outrider.acceptance.choice import (
 )
 from outrider.acceptance.costs import CostTable, RoundCosts
 from outrider.acceptance.estimate import MODEL_PRIOR, NGRAM_PRIOR, AcceptanceEstimate, AcceptancePool
-from outrider.acceptance.node_budget import NodeBudget
+from outrider.acceptance.node_budget import ALONE, NodeBudget
 from outrider.acceptance.probes import RETURN, Probes
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.round import Round
@@ -291,7 +291,8 @@ class DraftControl:
 
     def _choose(self, costs: CostTable, chances: Mapping[Source, Sequence[float]], *, steady: bool = False) -> Choice:
         beside = {Source.MODEL: self._beside(self._nodes)} if self._policy.max_siblings else NOTHING_BESIDE
-        return choose(costs, chances, self._window, self._previous, beside, self._budget.price, steady=steady)
+        price, shared = self._budget.price, self._budget.together >= ALONE
+        return choose(costs, chances, self._window, self._previous, beside, price, steady=steady, shared=shared)
 
     def _beside(self, nodes: int) -> Beside:
         return Beside(self._siblings.chances, self._policy.max_siblings, nodes, self._policy.always_siblings)

@@ -125,8 +125,12 @@ def tile_for(rows: int, columns: int, depth: int, parts: int) -> Tile:
     """How a product of so many rows is computed; measured by tests/benchmarks/matrix_products.py."""
     deep = 128 if depth // parts % 128 == 0 else 64
     crowded = -(-(-(-columns // 64) * parts) // 132) == 3  # three blocks a multiprocessor: all there, with less each
+    if rows <= 16:
+        if parts > 1 and depth // parts > 1024 and deep == 128:
+            return Tile(16, 128, deep, 5, 8, ahead=0)
+        return Tile(16, 64, deep, 4, 4)
     if rows <= 32:
-        return Tile(16 if rows <= 16 else 32, 64, deep, 3 if crowded else 4, 4)
+        return Tile(32, 64, deep, 3 if crowded else 4, 4)
     if rows <= 64:
         if parts == 1:
             return Tile(64, 128, deep, 4, 4)
