@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider.engine.fused.gated_product import FastestGated, GatedProduct, SeparateGate, StreamGated, with_gate
-from outrider.engine.fused.product import FEW_ROWS, FastestProduct, LibraryProduct, StreamProduct, Tile
+from outrider.engine.fused.product import FEW_ROWS, FastestProduct, LibraryProduct, StreamProduct
 from tests.interpreter import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -40,17 +40,6 @@ def test_one_kernel_has_the_bits_of_two(weight: torch.Tensor, rows: int) -> None
         weight, x = (weight * 64).round() / 64, (x * 8).round() / 8
     separate = SeparateGate(StreamProduct(weight, whole=True))
     assert torch.equal(apply(StreamGated(weight), x), apply(separate, x))
-
-
-@pytest.mark.parametrize("rows", [1, 17])
-def test_weights_held_from_before_the_inputs_are_there_change_no_bit(weight: torch.Tensor, rows: int) -> None:
-    wide, x = torch.cat([weight, weight], dim=1), torch.cat([rows_of(rows), rows_of(rows).flip(1)], dim=1)
-    if INTERPRETED:  # as above
-        wide, x = (wide * 64).round() / 64, (x * 8).round() / 8
-    plain, *held = (apply(StreamGated(wide, Tile(16, 64, 64, 3, 4, held=held)), x) for held in (0, 64, 128, 256))
-    assert plain.abs().sum() > 0
-    for found in held:
-        assert torch.equal(found, plain)
 
 
 @pytest.mark.parametrize("rows", [3, FEW_ROWS + 1])

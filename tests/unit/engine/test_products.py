@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.engine.fused.product import (
-    FEW_ROWS,
-    FastestProduct,
-    LibraryProduct,
-    Product,
-    StreamProduct,
-    Tile,
-    parts_of,
-)
+from outrider.engine.fused.product import FEW_ROWS, FastestProduct, LibraryProduct, Product, StreamProduct, parts_of
 from tests.interpreter import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -49,22 +41,3 @@ def test_a_head_is_not_cut_however_few_its_columns(weight: torch.Tensor) -> None
     (whole,) = apply(StreamProduct(weight, whole=True), x)
     tolerance = 1e-5 if INTERPRETED else 2e-2
     torch.testing.assert_close(whole.double(), x.double() @ weight.double().t(), atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.parametrize("rows", [1, 17])
-@pytest.mark.parametrize("whole", [True, False])
-def test_weights_held_from_before_the_inputs_are_there_change_no_bit(rows: int, whole: bool) -> None:
-    depth = 1024 if whole else 2048
-    generator = torch.Generator().manual_seed(rows)
-    weight, x = torch.randn(COLUMNS, depth, generator=generator), torch.randn(rows, depth, generator=generator)
-    if INTERPRETED:  # NumPy's sums depend on a tile's shape, unless nothing is rounded
-        weight, x = (weight * 8).round() / 8, (x * 8).round() / 8
-    weight, x = weight.to(DEVICE, DTYPE), x.to(DEVICE, DTYPE)
-    plain, *held = (
-        apply(StreamProduct(weight, Tile(16, 64, 64, 3, 4, held=held), whole=whole), x)
-        for held in (0, 64, 128, 256, 512)
-    )
-    assert len(plain) == (1 if whole else parts_of(COLUMNS, depth))
-    torch.testing.assert_close(plain.double().sum(0), x.double() @ weight.double().t(), atol=2e-2, rtol=2e-2)
-    for found in held:
-        assert torch.equal(found, plain)

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.engine.fused.gate import gated, silu_times
-from outrider.engine.fused.launch import fetch, let_next_start, not_before, overlap_options, wait
+from outrider.engine.fused.launch import fetch, let_next_start, overlap_options, wait
 from outrider.engine.fused.product import FEW_ROWS, FastestProduct, Product, StreamProduct, Tile
 
 
@@ -48,7 +48,6 @@ def _stream_gated(
     block_columns: tl.constexpr,
     block_depth: tl.constexpr,
     ahead: tl.constexpr,
-    held: tl.constexpr,
     overlap: tl.constexpr,
 ):
     # As `outrider.engine.fused.product._stream`, with two sums that are each what it would have found.
@@ -63,29 +62,16 @@ def _stream_gated(
         for block in tl.static_range(ahead):
             fetch(to_gate + block * block_depth + line[None, :])
             fetch(to_up + block * block_depth + line[None, :])
-    streamed = depth - held
-    if held > 0:
-        last = streamed + tl.arange(0, held)
-        last_gates = tl.load(to_gate + last[None, :])
-        last_ups = tl.load(to_up + last[None, :])
     wait(overlap)
     within = row < rows
-    given = x + row.to(tl.int64)[None, :] * depth
-    if held > 0:
-        last_inputs = tl.load(given + last[:, None], mask=within[None, :], other=0.0)
     gate = tl.zeros((block_columns, block_rows), tl.float32)
     up = tl.zeros((block_columns, block_rows), tl.float32)
-    for k in range(0, streamed, block_depth):
+    for k in range(0, depth, block_depth):
         gates = tl.load(to_gate + k + offset[None, :])
         ups = tl.load(to_up + k + offset[None, :])
-        inputs = tl.load(given + k + offset[:, None], mask=within[None, :], other=0.0)
+        inputs = tl.load(x + row.to(tl.int64)[None, :] * depth + k + offset[:, None], mask=within[None, :], other=0.0)
         gate = tl.dot(gates, inputs, gate, input_precision="ieee")
         up = tl.dot(ups, inputs, up, input_precision="ieee")
-    if held > 0:
-        last_gates, last_ups = not_before(last_gates, overlap), not_before(last_ups, overlap)
-        last_inputs = not_before(last_inputs, overlap)
-        gate = tl.dot(last_gates, last_inputs, gate, input_precision="ieee")
-        up = tl.dot(last_ups, last_inputs, up, input_precision="ieee")
     target = output + row.to(tl.int64)[None, :] * columns + column[:, None]
     result = silu_times(gate, up, output.dtype.element_ty)
     tl.store(target, result, mask=within[None, :] & (column < columns)[:, None])
@@ -115,7 +101,6 @@ class StreamGated:
         rows, depth = x.shape
         columns = len(self._weight) // 2
         tile = self._tile or gated_tile(rows, depth)
-        assert (depth - tile.held) % tile.depth == 0
         _stream_gated[(triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns))](
             x,
             self._weight,
@@ -127,7 +112,6 @@ class StreamGated:
             block_columns=tile.columns,
             block_depth=tile.depth,
             ahead=tile.ahead,
-            held=tile.held,
             num_stages=tile.stages,
             num_warps=tile.warps,
             **self._options,

@@ -49,14 +49,6 @@ def fetch(address):
     )
 
 
-@triton.jit
-def not_before(values, overlap: tl.constexpr):
-    """`values` of a 16-bit type, as they are: nothing that uses them, and so waits for them, is moved before this."""
-    if overlap:
-        values = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [values], values.dtype, is_pure=False, pack=2)
-    return values
-
-
 def overlap_options(device: torch.device) -> dict[str, Any]:
     """Launch arguments of every kernel: overlapped from compute capability 9.0 (Hopper) on."""
     overlapped = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider.engine.fused.launch import fetch, let_next_start, not_before, overlap_options, wait
+from outrider.engine.fused.launch import fetch, overlap_options
 
 
 class Product(Protocol):
@@ -56,7 +57,6 @@ def _stream(
     block_columns: tl.constexpr,
     block_depth: tl.constexpr,
     ahead: tl.constexpr,  # blocks of the weights asked for before the inputs are there
-    held: tl.constexpr,  # of a part's depth the last so many: weights loaded before the inputs are there
     overlap: tl.constexpr,
 ):
     # Blocks of rows come first, so that those that read the same weights run side by side.
@@ -66,40 +66,28 @@ def _stream(
     offset = tl.arange(0, block_depth)
     start = part * part_depth
     source = weight + tl.minimum(column, columns - 1).to(tl.int64)[:, None] * depth + start
-    let_next_start(overlap)
-    if overlap and ahead > 0:
-        line = tl.arange(0, block_depth // 64) * 64
-        for block in tl.static_range(ahead):
-            fetch(source + block * block_depth + line[None, :])
-    streamed = part_depth - held
-    if held > 0:  # they come while this waits, and lie in registers until the loop is done; sums keep their order
-        last = streamed + tl.arange(0, held)
-        last_weights = tl.load(source + last[None, :])
-    wait(overlap)
+    if overlap:
+        gdc_launch_dependents()
+        if ahead > 0:
+            line = tl.arange(0, block_depth // 64) * 64
+            for block in tl.static_range(ahead):
+                fetch(source + block * block_depth + line[None, :])
+        gdc_wait()
     within = row < rows
-    given = x + row.to(tl.int64)[None, :] * depth + start
-    if held > 0:
-        last_inputs = tl.load(given + last[:, None], mask=within[None, :], other=0.0)
     total = tl.zeros((block_columns, block_rows), tl.float32)
-    for k in range(0, streamed, block_depth):
+    for k in range(0, part_depth, block_depth):
         weights = tl.load(source + k + offset[None, :])
-        inputs = tl.load(given + k + offset[:, None], mask=within[None, :], other=0.0)
+        inputs = tl.load(
+            x + row.to(tl.int64)[None, :] * depth + start + k + offset[:, None], mask=within[None, :], other=0.0
+        )
         total = tl.dot(weights, inputs, total, input_precision="ieee")
-    if held > 0:
-        last_weights, last_inputs = not_before(last_weights, overlap), not_before(last_inputs, overlap)
-        total = tl.dot(last_weights, last_inputs, total, input_precision="ieee")
     target = output + (part * rows + row.to(tl.int64)[None, :]) * columns + column[:, None]
     tl.store(target, total.to(output.dtype.element_ty), mask=within[None, :] & (column < columns)[:, None])
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program computes at a time, and how. It decides nothing about a result: only `parts` cuts sums.
-
-    `ahead`: so many blocks of `depth` weights a column, the first ones, are fetched to the second-level cache before
-    the inputs are there. `held`: so many weights a column, the last ones, are loaded into registers by then; 0 or a
-    power of two from 16 on. `depth` divides what remains of a part.
-    """
+    """What one program computes at a time, and how. It decides nothing about a result: only `parts` cuts sums."""
 
     rows: int
     columns: int
@@ -107,7 +95,6 @@ class Tile:
     stages: int
     warps: int
     ahead: int = 1
-    held: int = 0
 
 
 MANY_COLUMNS = 264
@@ -165,7 +152,6 @@ class StreamProduct:
         rows, depth = x.shape
         columns, parts = len(self.weight), self.parts
         tile = self._tile or tile_for(rows, columns, depth, parts)
-        assert (depth // parts - tile.held) % tile.depth == 0
         output = memory.view(self._kind)[: parts * rows * columns].view(parts, rows, columns)
         _stream[(triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns), parts)](
             x,
@@ -179,7 +165,6 @@ class StreamProduct:
             block_columns=tile.columns,
             block_depth=tile.depth,
             ahead=tile.ahead,
-            held=tile.held,
             num_stages=tile.stages,
             num_warps=tile.warps,
             **self._options,
