@@ -21,7 +21,7 @@ BEGIN_MARGIN = 0.05
 STAY_MARGIN = 0.02
 """It goes on only where it is expected to be this much faster: what is expected may be wrong."""
 SHARED_MARGIN = 0.05
-"""By so much more where sessions share a step: were it worth as good as nothing, some would guess and all would wait."""
+"""By so much more where sessions share a step: at less, some would guess and all would wait for them."""
 CHANGE_MARGIN = 0.02
 """Another length or source is taken only where it is expected to be this much faster than the one before."""
 
