@@ -9,10 +9,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from outrider.acceptance.control import DraftControl, Policy, Pools
+from outrider.acceptance.control import DraftControl
 from outrider.acceptance.costs import RoundCosts
 from outrider.acceptance.node_budget import NodeBudget
 from outrider.acceptance.params import Rule
+from outrider.acceptance.policy import Policy
+from outrider.acceptance.pools import Pools
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.stopping import FinishReason
 from outrider.errors import InvalidArgument, Unavailable
@@ -181,7 +183,8 @@ class Generations:
         )
         kinds = {wanted.drafter} if wanted.drafter is not DrafterKind.AUTO else {DrafterKind.NGRAM, DrafterKind.MODEL}
         self._replicas.tell_step_times(self.costs)
-        control = DraftControl(self.costs, policy, self.pools, self.nodes)
+        # Without draft replicas it is the verifiers that draft, if anybody does.
+        control = DraftControl(self.costs, policy, self.pools, self.nodes, in_step=not self._replicas.drafts)
         look_ahead: LookAhead | None = None
         own_draft: OwnDrafter | None = None
         drafters: dict[Source, Drafter] = {}

@@ -4,7 +4,7 @@
 
 One verifier (8B shape) and one draft (its first 3 layers) serve several coordinators that differ in their settings, one
 after the other: plain decoding, speculation with a fixed length, the same with look-ahead, and the controller's own
-choice. Every client asks for --tokens tokens after a random prompt of --prompt tokens, at temperature 1 with a seed.
+choice. Every client asks for --tokens tokens after a random prompt of --prompt tokens, with a seed.
 Counted is what arrives between the last client's first token and the first client's last one; the verifier is busy
 while its device thread is in a pass.
 """
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--draft-tokens", type=int, default=5)
+    parser.add_argument("--temperature", type=float, default=1.0, help="the lower, the less the common noise decides")
     parser.add_argument("--modes", nargs="*", default=["plain", "fixed", "ahead", "auto"])
     parser.add_argument("--name", default="pair_speed")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -130,7 +131,7 @@ def wait(process: ServiceProcess) -> None:
 
 async def measure(addresses: list[str], clients: int, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One sweep of as many requests as clients, after a short one that is not counted."""
-    options: dict[str, Any] = {"temperature": 1.0, "ignore_eos": True}
+    options: dict[str, Any] = {"temperature": arguments.temperature, "ignore_eos": True}
     options["drafter"] = {"plain": "none", "fixed": "model", "ahead": "model", "auto": "auto"}[mode]
 
     async def one(client: AsyncClient, seed: int, tokens: int) -> tuple[float, list[tuple[float, int]], Any]:

@@ -37,8 +37,8 @@ class FlatCosts(RoundCosts):
 class ErraticControl(DraftControl):
     """Any source, any length, none for a while, and back: as no sensible control would have it."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self._random = random.Random(17)
         self._pause = 0
 

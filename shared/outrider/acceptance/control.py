@@ -6,7 +6,7 @@ The formulas are in docs/control.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from outrider.acceptance.choice import (
     NO_WINDOW,
@@ -21,39 +21,22 @@ from outrider.acceptance.choice import (
     rate,
     with_siblings,
 )
+from outrider.acceptance.consensus import with_drafting
 from outrider.acceptance.costs import CostTable, RoundCosts
-from outrider.acceptance.estimate import MODEL_PRIOR, NGRAM_PRIOR, AcceptanceEstimate, AcceptancePool
+from outrider.acceptance.estimate import MODEL_PRIOR, AcceptanceEstimate
 from outrider.acceptance.node_budget import ALONE, NodeBudget
+from outrider.acceptance.policy import Policy
+from outrider.acceptance.pools import PRIORS, Pools
 from outrider.acceptance.probes import RETURN, Probes
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.round import Round
 from outrider.acceptance.shape import Gains, expected, gains, siblings, widths_of
-from outrider.acceptance.siblings import SiblingEstimate, SiblingPool
+from outrider.acceptance.siblings import SiblingEstimate
 from outrider.acceptance.tree import TokenTree
 from outrider.acceptance.window import AcceptanceWindow
 
 MAX_NODES = 63
 """Most proposed tokens of a round, where nothing else limits them: what replicas take unless told otherwise."""
-PRIORS = {Source.NGRAM: NGRAM_PRIOR, Source.MODEL: MODEL_PRIOR}
-
-
-class Pools:
-    """What all sessions of a coordinator have seen of its sources: where a new one starts from."""
-
-    def __init__(self) -> None:
-        self.acceptance = {source: AcceptancePool(prior) for source, prior in PRIORS.items()}
-        self.siblings = SiblingPool()
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What is decided for a request beforehand."""
-
-    fixed_length: bool = False  # propose as much as is allowed, whatever comes of it
-    fallback_window: int = 200  # drafted tokens
-    fallback_acceptance: float = 0.5  # 0 switches the fallback off
-    max_siblings: int = 0  # most tokens beside the chain of a round
-    always_siblings: bool = False  # so many in every round with a guess, whatever comes of it
 
 
 class DraftControl:
@@ -65,13 +48,19 @@ class DraftControl:
         policy: Policy,
         pools: Pools | None = None,
         budget: NodeBudget | None = None,
+        *,
+        in_step: bool = False,
     ) -> None:
-        """`costs`, `pools` and `budget` are shared by all sessions of the coordinator, if there are several."""
+        """`costs`, `pools` and `budget` are shared by all sessions of the coordinator, if there are several.
+
+        `in_step`: a verifier drafts for all sessions of a step at once.
+        """
         self.fallback_reason = ""  # why speculation was last given up
         self._costs = costs
         self._policy = policy
         self._window = AcceptanceWindow(policy.fallback_window, policy.fallback_acceptance)
-        pools = pools or Pools()
+        self._pools = pools = pools or Pools()
+        self._in_step = in_step
         self._estimates = {source: AcceptanceEstimate(pool) for source, pool in pools.acceptance.items()}
         self._siblings = SiblingEstimate(pools.siblings)
         self._budget = NodeBudget() if budget is None else budget
@@ -291,8 +280,14 @@ class DraftControl:
 
     def _choose(self, costs: CostTable, chances: Mapping[Source, Sequence[float]], *, steady: bool = False) -> Choice:
         beside = {Source.MODEL: self._beside(self._nodes)} if self._policy.max_siblings else NOTHING_BESIDE
-        price, shared = self._budget.price, self._budget.together >= ALONE
-        return choose(costs, chances, self._window, self._previous, beside, price, steady=steady, shared=shared)
+        if self._shares_drafting and (own := chances.get(Source.MODEL)):
+            depth = self._pools.consensus.depth(costs, self._pools.acceptance[Source.MODEL].chances[: len(own)])
+            costs, chances = with_drafting(costs, depth), {**chances, Source.MODEL: own[:depth]}
+        return choose(costs, chances, self._window, self._previous, beside, self._budget.price, steady=steady)
+
+    @property
+    def _shares_drafting(self) -> bool:
+        return self._in_step and self._budget.together >= ALONE
 
     def _beside(self, nodes: int) -> Beside:
         return Beside(self._siblings.chances, self._policy.max_siblings, nodes, self._policy.always_siblings)
@@ -318,9 +313,10 @@ class DraftControl:
     def _due(
         self, costs: CostTable, levels: Mapping[Source, int], longest: int, choice: Choice, best_rate: float
     ) -> Source | None:
+        waiting = self._budget.together if self._shares_drafting else 1.0
         for source in levels:
-            lost = best_rate * costs.round_ms(source, 1) - 1.0
-            if source is not choice.source and self._probes[source].due(lost) and can_pay(costs, source, longest):
+            due = self._probes[source].due(best_rate * costs.round_ms(source, 1) - 1.0, waiting)
+            if due and source is not choice.source and can_pay(costs, source, longest):
                 return source
         return None
 

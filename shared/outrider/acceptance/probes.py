@@ -37,10 +37,13 @@ class Probes:
         """True while the round in progress is a probe."""
         return self._probing
 
-    def due(self, lost: float) -> bool:
-        """Whether to probe now; `lost`: tokens that could be committed in the time of a probe, less the one it gets."""
+    def due(self, lost: float, waiting: float = 1.0) -> bool:
+        """Whether to probe now; `lost`: tokens that could be committed in the time of a probe, less the one it gets.
+
+        `waiting`: sessions that wait for the probe, this one included; each makes probes of its own.
+        """
         wait = max(SHORTEST, lost / SHARE) * 2**self._failures
-        return self._series > 0 or self._idle >= min(LONGEST, wait)
+        return self._series > 0 or self._idle >= min(LONGEST, wait) * waiting
 
     def begin(self) -> bool:
         """The coming round is a probe. True if it is the first of a series."""

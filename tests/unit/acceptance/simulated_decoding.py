@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider.acceptance.choice import Choice
-from outrider.acceptance.control import DraftControl, Policy
+from outrider.acceptance.control import DraftControl
 from outrider.acceptance.costs import RoundCosts
+from outrider.acceptance.policy import Policy
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.round import Round
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from outrider.acceptance.choice import Choice
-from outrider.acceptance.control import DraftControl, Policy
+from outrider.acceptance.control import DraftControl
 from outrider.acceptance.costs import RoundCosts
+from outrider.acceptance.policy import Policy
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.round import Round
 

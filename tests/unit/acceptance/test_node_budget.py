@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.acceptance.control import DraftControl, Policy, Pools
+from outrider.acceptance.control import DraftControl
 from outrider.acceptance.costs import RoundCosts
 from outrider.acceptance.node_budget import NodeBudget, RowTimes, best_price, time_at
+from outrider.acceptance.policy import Policy
+from outrider.acceptance.pools import Pools
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.round import Round
 from outrider.acceptance.shape import Gains, expected, gains, gains_in_order, spread, widths_of

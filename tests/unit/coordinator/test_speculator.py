@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from outrider.acceptance.choice import PLAIN, Choice
-from outrider.acceptance.control import DraftControl, Policy
+from outrider.acceptance.control import DraftControl
 from outrider.acceptance.costs import RoundCosts
+from outrider.acceptance.policy import Policy
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
 from outrider.acceptance.round import Round
 from outrider.acceptance.tree import TokenTree
