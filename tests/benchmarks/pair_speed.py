@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from contextlib import AsyncExitStack, ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -162,6 +163,9 @@ async def measure(addresses: list[str], clients: int, mode: str, arguments: argp
     gaps = [b - a for _, chunks, _ in found for (a, _), (b, _) in pairwise(chunks)]
     stats = [result.speculation for _, _, result in found]
     proposed, hits = sum(each.proposed_tokens for each in stats), sum(each.hits for each in stats)
+    guesses: Counter[str] = Counter()  # rounds, by whose guess
+    for each in stats:
+        guesses.update({one.source.value: one.rounds for one in each.sources})
     return {
         "tokens_per_second": sum(counted) / (end - begin),
         "verifier_busy": busy,
@@ -172,6 +176,7 @@ async def measure(addresses: list[str], clients: int, mode: str, arguments: argp
             "acceptance": round(sum(each.accepted_tokens for each in stats) / proposed, 3) if proposed else None,
             "a_place": a_place(sum(each.accepted_tokens for each in stats), proposed, arguments.draft_tokens),
             "plain": round(sum(each.plain_rounds for each in stats) / sum(each.rounds for each in stats), 3),
+            "guesses": dict(guesses),
             "falls": sum(bool(each.fallback_reason) for each in stats),
             "hits": round(hits / look_ups, 3) if (look_ups := sum(each.look_ups for each in stats)) else None,
         },
