@@ -20,8 +20,9 @@ class ExpectedCurve:
     """time(n) = expected(n) + rest(n).
 
     The rest is what is seen beyond what is expected: at n itself the median of what was observed there, the more of it
-    the more there is, and elsewhere what was seen near by. So what a round takes beside its pass (the host, the
-    network, the clients) is added to every n, also to those that were never seen.
+    the more there is, and elsewhere what was seen near by: what a round takes beside its pass (the host, the network,
+    the clients). Of what was never seen the best is hoped, so that it is tried: above what was seen the rest is taken
+    to stay the same, below it to shrink as the expectation does.
     """
 
     def __init__(self, expected: Callable[[int], float]) -> None:
@@ -50,7 +51,10 @@ class ExpectedCurve:
         times, weights = [], []
         for n in range(longest + 1):
             expected = self._expected(n)
-            near = [(count * REACH ** abs(n - other), rest) for other, (count, rest) in rests.items()]
+            near = [
+                (count * REACH ** abs(n - other), rest * min(1.0, expected / self._expected(other)))
+                for other, (count, rest) in rests.items()
+            ]
             weight = sum(share for share, _ in near)
             beside = sum(share * rest for share, rest in near) / weight if weight else 0.0
             trust, own = rests.get(n, (0, 0.0))

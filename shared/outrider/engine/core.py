@@ -49,6 +49,8 @@ class ReplicaCore(ABC, Generic[Work]):
         assert engine.options.max_batch_tokens > max_proposal
         self.engine = engine
         self.max_proposal = max_proposal
+        self.pass_rows = 0
+        """Rows of the pass in progress, or of the last one: those of prompts too."""
         self.sessions: SessionTable[Work] = SessionTable(engine, lease_s=lease_s)
 
     # Subclasses
@@ -117,6 +119,7 @@ class ReplicaCore(ABC, Generic[Work]):
         finishing = [session for session, _, completes in granted if completes]
         try:
             feeds = [self._feed(*each) for each in granted]
+            self.pass_rows = sum(map(len, feeds))
             logits = self.engine.forward(feeds)
             return self._finish(finishing, [feed.logit_rows for feed in feeds if feed.want_logits], logits, started)
         except Exception as error:

@@ -62,8 +62,8 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         return replies
 
     def step_of(self, sessions: Sequence[Session[VerifyRows]]) -> Step:
-        """What the rounds of these sessions shared a pass with: each other."""
-        return Step(sum(len(session.work) for session in sessions if session.work is not None), len(sessions))
+        """What the rounds of these sessions shared a pass with: each other, and others' prompts."""
+        return Step(self.pass_rows, len(sessions))
 
     def verified(self, session: Session[VerifyRows], verdict: Verdict, step: Step) -> Verified:
         """The reply to a round."""

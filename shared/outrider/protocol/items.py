@@ -155,7 +155,7 @@ class Opened:
 class Step(NamedTuple):
     """The pass that verified a round, with those of the sessions that shared it."""
 
-    rows: int = 0  # one a session, and one for each proposed token
+    rows: int = 0  # one a session, one for each proposed token, and those of others' prompts
     sessions: int = 0
     draft_microseconds: int = 0  # how long the replica drafted for them by itself beforehand
     draft_depth: int = 0  # most tokens, one after another, that it drafted for one of them

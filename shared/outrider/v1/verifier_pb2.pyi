@@ -321,7 +321,9 @@ class Verdict(_message.Message):
     draft_depth: _builtins.int
     """Most tokens, one after another, that it drafted for one of them."""
     step_rows: _builtins.int
-    """What the step verified of all sessions together: one row for each, and one for each proposed token."""
+    """Rows of the step: one for each session, one for each proposed token, and those of prompts; and how many sessions
+    it verified.
+    """
     step_sessions: _builtins.int
     @_builtins.property
     def next_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
