@@ -83,3 +83,37 @@ def test_chances_stay_chances(rounds: list[tuple[int, int, int]]) -> None:
     for level, proposed, accepted in rounds:
         estimate.record(level, proposed, min(accepted, proposed))
     assert all(0.0 <= chance <= MOST for level in range(1, 12) for chance in estimate.chances(level, 8))
+
+
+def test_what_all_sessions_saw_is_where_a_new_one_starts() -> None:
+    pool = AcceptancePool(MODEL_PRIOR)
+    for _ in range(20):
+        one = AcceptanceEstimate(pool)
+        for _ in range(20):
+            one.record(1, 2, 0)
+    assert AcceptanceEstimate(pool).chances(1, 1)[0] < 0.1
+
+
+def test_a_session_unlike_the_others_is_soon_known_as_such() -> None:
+    pool = AcceptancePool(MODEL_PRIOR)
+    for _ in range(20):
+        one = AcceptanceEstimate(pool)
+        for _ in range(20):
+            one.record(1, 2, 2)
+    unlike = AcceptanceEstimate(pool)
+    assert unlike.chances(1, 1)[0] > 0.9
+    for _ in range(12):
+        unlike.record(1, 2, 0)
+    assert unlike.chances(1, 1)[0] < 0.35
+
+
+def test_the_more_is_behind_what_all_saw_the_more_it_takes_to_leave_it() -> None:
+    known, unknown = AcceptancePool(MODEL_PRIOR), AcceptancePool(MODEL_PRIOR)
+    for place in range(400):
+        known.record(0, float(place % 10 < 7))  # as the prior has it
+    chances = []
+    for pool in (known, unknown):
+        one = AcceptanceEstimate(pool)
+        one.record(1, 1, 0)
+        chances.append(one.chances(1, 1)[0])
+    assert chances[0] > chances[1] + 0.1

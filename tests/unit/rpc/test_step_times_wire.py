@@ -1,0 +1,52 @@
+"""What a replica says its rounds take, on the wire."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.acceptance.step_times import StepTimes
+from outrider.errors import InvalidArgument
+from outrider.rpc.step_times import MAX_STEP_TIMES, step_times_from_proto, step_times_to_proto
+from outrider.v1 import replica_pb2
+
+curves = st.lists(
+    st.tuples(st.integers(1, 10**6), st.integers(1, 10**9)), min_size=1, max_size=12, unique_by=lambda pair: pair[0]
+)
+
+
+@given(curves)
+def test_they_survive(points: list[tuple[int, int]]) -> None:
+    rows = tuple(sorted(row for row, _ in points))
+    times = StepTimes(rows, tuple(sorted(microseconds / 1e3 for _, microseconds in points)))
+    assert step_times_from_proto("step_times", step_times_to_proto(times)) == times
+
+
+def test_nothing_may_be_said() -> None:
+    assert step_times_to_proto(None) == []
+    assert step_times_from_proto("step_times", []) is None
+
+
+def wire(*rows: int) -> list[replica_pb2.StepTime]:
+    return [replica_pb2.StepTime(rows=each, microseconds=1000) for each in rows]
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        (wire(0, 1), "step_times.rows"),
+        (wire(2, 1), "step_times.rows"),
+        (wire(1, 1), "step_times.rows"),
+        (wire(*range(1, MAX_STEP_TIMES + 2)), "step_times"),
+    ],
+)
+def test_what_cannot_be_is_refused(said: list[replica_pb2.StepTime], field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        step_times_from_proto("step_times", said)
+    assert caught.value.field == field
+
+
+def test_a_time_that_falls_was_measured_badly() -> None:
+    said = [replica_pb2.StepTime(rows=rows, microseconds=1000 * time) for rows, time in ((1, 4), (2, 2), (4, 9))]
+    assert step_times_from_proto("step_times", said) == StepTimes((1, 2, 4), (3.0, 3.0, 9.0))
