@@ -84,7 +84,7 @@ def test_every_call_has_a_deadline_even_if_none_is_given() -> None:
     with serve(hello) as (address, double), Client(address) as client:
         client.generate("hi")
     assert double.remaining_s is not None
-    assert 590 < double.remaining_s <= 600
+    assert 590 < double.remaining_s <= 601  # gRPC may round it up on the wire
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
