@@ -8,7 +8,6 @@ comes of it is a price: the gain that a node must exceed. Every session takes th
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
@@ -18,11 +17,10 @@ from typing import Protocol
 
 from outrider.acceptance.curve import ENOUGH, monotone
 from outrider.acceptance.shape import Gains, gains_in_order
+from outrider.acceptance.step_times import place_of
 
 SAMPLES = 32
 """How many rounds a number of rows in flight is remembered by."""
-STEPS_PER_DOUBLING = 4
-"""Numbers of rows are told apart by so many steps for each doubling."""
 MOST_ASKED = 32
 """How many sessions, each time others, stand for all of them when the price is computed."""
 SHORTEST_WAIT = 16
@@ -54,7 +52,7 @@ class RowTimes:
 
     def observe(self, rows: int, milliseconds: float) -> None:
         """A round that ran beside others, `rows` in all."""
-        place = round(STEPS_PER_DOUBLING * math.log2(rows))
+        place = round(place_of(rows))
         if place not in self._samples:
             self._samples[place] = deque(maxlen=SAMPLES)
         self._samples[place].append((rows, milliseconds))

@@ -85,21 +85,23 @@ def test_chances_stay_chances(rounds: list[tuple[int, int, int]]) -> None:
     assert all(0.0 <= chance <= MOST for level in range(1, 12) for chance in estimate.chances(level, 8))
 
 
-def test_what_all_sessions_saw_is_where_a_new_one_starts() -> None:
+def seen_by_others(accepted: int) -> AcceptancePool:
+    """After twenty sessions of twenty guesses of two tokens, of which so many stood."""
     pool = AcceptancePool(MODEL_PRIOR)
     for _ in range(20):
         one = AcceptanceEstimate(pool)
         for _ in range(20):
-            one.record(1, 2, 0)
+            one.record(1, 2, accepted)
+    return pool
+
+
+def test_what_all_sessions_saw_is_where_a_new_one_starts() -> None:
+    pool = seen_by_others(accepted=0)
     assert AcceptanceEstimate(pool).chances(1, 1)[0] < 0.1
 
 
 def test_a_session_unlike_the_others_is_soon_known_as_such() -> None:
-    pool = AcceptancePool(MODEL_PRIOR)
-    for _ in range(20):
-        one = AcceptanceEstimate(pool)
-        for _ in range(20):
-            one.record(1, 2, 2)
+    pool = seen_by_others(accepted=2)
     unlike = AcceptanceEstimate(pool)
     assert unlike.chances(1, 1)[0] > 0.9
     for _ in range(12):
