@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from outrider.engine.worker import DeviceWorker, Peer
+from outrider.engine.worker import DeviceWorker, Peer, nothing
 from outrider.errors import ResourceExhausted
 
 
@@ -36,12 +36,16 @@ class Counting:
         self.waiting.append((peer, item))
         return None
 
-    def step(self) -> Sequence[tuple[Peer[int, int], int]]:
+    def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[Peer[int, int], int]]:
+        meanwhile()
         done, self.waiting = self.waiting, []
         return done
 
     def claim_thread(self) -> None:
         """There is no device."""
+
+    def resume(self) -> None:
+        """Nothing is timed."""
 
     def drop_peer(self, peer: Peer[int, int]) -> None:
         self.dropped.append(peer.name)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from outrider.engine.batch import Feed
 from outrider.engine.engine import Engine
+from outrider.engine.laps import Laps
 from outrider.engine.schedule import Demand, schedule
 from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply, Request, Session, SessionTable
+from outrider.engine.worker import nothing
 from outrider.errors import InvalidArgument, ResourceExhausted
 from outrider.protocol.items import (
     Advance,
@@ -52,6 +53,7 @@ class ReplicaCore(ABC, Generic[Work]):
         self.pass_rows = 0
         """Rows of the pass in progress, or of the last one: those of prompts too."""
         self.sessions: SessionTable[Work] = SessionTable(engine, lease_s=lease_s)
+        self.laps = Laps()
 
     # Subclasses
 
@@ -72,9 +74,7 @@ class ReplicaCore(ABC, Generic[Work]):
         """The feed that completes the session's logits."""
 
     @abstractmethod
-    def finish_step(
-        self, sessions: Sequence[Session[Work]], logits: torch.Tensor, started: float
-    ) -> list[tuple[ReplicaPeer, Reply]]:
+    def finish_step(self, sessions: Sequence[Session[Work]], logits: torch.Tensor) -> list[tuple[ReplicaPeer, Reply]]:
         """Use the logits [rows, width] of the sessions' last feeds; the replies of the rounds that are done.
 
         Raises UnusableLogits before it changes anything.
@@ -105,9 +105,12 @@ class ReplicaCore(ABC, Generic[Work]):
             log.exception("session %d: item failed", item.key.session)
             return Failed(item.key, FailureCode.INTERNAL, repr(error))
 
-    def step(self) -> Sequence[tuple[ReplicaPeer, Reply]]:
-        """One forward pass over the sessions that are ready."""
-        started = time.perf_counter()
+    def resume(self) -> None:
+        """See `Core`."""
+        self.laps.restart()
+
+    def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[ReplicaPeer, Reply]]:
+        """One forward pass over the sessions that are ready; see `Core`."""
         ready = [session for session in self.sessions if self._wants_step(session)]
         demands = [self.demand(session) for session in ready]
         grants = schedule(demands, budget=self.engine.options.max_batch_tokens, decode_limit=self.max_proposal + 1)
@@ -120,8 +123,12 @@ class ReplicaCore(ABC, Generic[Work]):
         try:
             feeds = [self._feed(*each) for each in granted]
             self.pass_rows = sum(map(len, feeds))
+            if not self.engine.computes_apart:
+                meanwhile()
             logits = self.engine.forward(feeds)
-            return self._finish(finishing, [feed.logit_rows for feed in feeds if feed.want_logits], logits, started)
+            if self.engine.computes_apart:
+                meanwhile()
+            return self._finish(finishing, [feed.logit_rows for feed in feeds if feed.want_logits], logits)
         except Exception as error:
             log.exception("a step of %d sessions failed", len(granted))
             return [self.fail(session, error) for session, _, _ in granted]
@@ -137,16 +144,17 @@ class ReplicaCore(ABC, Generic[Work]):
     # Inside
 
     def _finish(
-        self, sessions: Sequence[Session[Work]], counts: Sequence[int], logits: torch.Tensor, started: float
+        self, sessions: Sequence[Session[Work]], counts: Sequence[int], logits: torch.Tensor
     ) -> list[tuple[ReplicaPeer, Reply]]:
         """Finish the sessions' rounds; logits that allow no token (NaN) fail their own session only.
 
         `counts`: each session's rows of `logits`.
         """
         if not sessions:
+            self.laps.lap()  # prompts' own
             return []
         try:
-            return self.finish_step(sessions, logits, started)
+            return self.finish_step(sessions, logits)
         except UnusableLogits as error:
             pieces = torch.split(logits, list(counts))
             good = [entry for entry in range(len(sessions)) if entry not in error.entries]
@@ -154,7 +162,7 @@ class ReplicaCore(ABC, Generic[Work]):
             if good:
                 rows = torch.cat([pieces[entry] for entry in good])
                 left = [counts[entry] for entry in good]
-                replies += self._finish([sessions[entry] for entry in good], left, rows, started)
+                replies += self._finish([sessions[entry] for entry in good], left, rows)
             return replies
 
     def _dispatch(self, peer: ReplicaPeer, item: Request) -> Reply | None:

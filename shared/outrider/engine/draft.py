@@ -58,9 +58,7 @@ class DraftCore(ReplicaCore[Drafting]):
         assert session.work is not None
         return session.work.feed(session)
 
-    def finish_step(
-        self, sessions: Sequence[DraftSession], logits: torch.Tensor, started: float
-    ) -> list[tuple[ReplicaPeer, Reply]]:
+    def finish_step(self, sessions: Sequence[DraftSession], logits: torch.Tensor) -> list[tuple[ReplicaPeer, Reply]]:
         """One more token for each guess and each branch, or many at once; reply for those that have enough."""
         if (chains := self._chains(sessions, logits)) is not None:
             return self._take_chains(sessions, chains)

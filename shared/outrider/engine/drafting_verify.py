@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Verdict
 from outrider.engine.engine import Engine
 from outrider.engine.own_draft import OwnDraft, OwnGuess
 from outrider.engine.sessions import ReplicaPeer, Reply, Session
 from outrider.engine.verify import VerifyCore
+from outrider.engine.worker import nothing
 from outrider.errors import InvalidArgument
 from outrider.protocol.items import DraftAhead, DraftFirst, Open, Opened, Propose, Step, Verified, Verify
 from outrider.sampling.verify import VerifyRows
@@ -44,17 +44,16 @@ class DraftingVerifyCore(VerifyCore):
         """See `Core`."""
         return self._own.busy or super().busy
 
-    def step(self) -> Sequence[tuple[ReplicaPeer, Reply]]:
+    def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[ReplicaPeer, Reply]]:
         """A pass of the draft or one of the target."""
         if not self._own.busy or (self._in_a_row >= MOST_IN_A_ROW and super().busy):
-            replies = super().step()
+            replies = super().step(meanwhile)
             self._in_a_row, self._drafting_s = 0, 0.0
             return replies
-        started = time.perf_counter()
-        for guess in self._own.step():
+        for guess in self._own.step(meanwhile):
             self._verify(guess)
         self._in_a_row += 1
-        self._drafting_s += time.perf_counter() - started
+        self._drafting_s += self.laps.lap()
         return []
 
     def drop_peer(self, peer: ReplicaPeer) -> None:

@@ -53,6 +53,11 @@ class Engine:
             torch.cuda.set_device(self.device)
 
     @property
+    def computes_apart(self) -> bool:
+        """True if `forward` returns while the device still computes: nothing waits until the logits are read."""
+        return self.device.type == "cuda"
+
+    @property
     def capacity_tokens(self) -> int:
         """How many tokens the KV cache holds in all."""
         return self._pool.num_blocks * self._pool.block_size

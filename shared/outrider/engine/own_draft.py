@@ -106,9 +106,9 @@ class OwnDraft:
             raise ItemRefused(reply.code, reply.message)
         return None if reply is None else self._take(place, reply)
 
-    def step(self) -> list[OwnGuess]:
-        """One pass; the guesses that are done."""
-        found = [self._take((peer, reply.key.session), reply) for peer, reply in self.core.step()]
+    def step(self, meanwhile: Callable[[], None]) -> list[OwnGuess]:
+        """One pass; the guesses that are done. `meanwhile`: see `outrider.engine.worker.Core`."""
+        found = [self._take((peer, reply.key.session), reply) for peer, reply in self.core.step(meanwhile)]
         return [guess for guess in found if guess is not None]
 
     def _take(self, place: tuple[ReplicaPeer, int], reply: Reply) -> OwnGuess | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -44,11 +43,11 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         return Feed(session.sequence, tokens, session.work.proposal.tree, want_logits=True)
 
     def finish_step(
-        self, sessions: Sequence[Session[VerifyRows]], logits: torch.Tensor, started: float
+        self, sessions: Sequence[Session[VerifyRows]], logits: torch.Tensor
     ) -> list[tuple[ReplicaPeer, Reply]]:
         """Judge all sessions' rows at once."""
         verdicts = verify_rows(logits, [session.work for session in sessions if session.work is not None])
-        microseconds = int((time.perf_counter() - started) * 1e6)
+        microseconds = int(self.laps.lap() * 1e6)
         step = self.step_of(sessions)
         replies: list[tuple[ReplicaPeer, Reply]] = []
         for session, verdict in zip(sessions, verdicts, strict=True):

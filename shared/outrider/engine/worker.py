@@ -44,6 +44,10 @@ class Peer(Generic[Item, Reply]):
         self._worker.post_close(self)
 
 
+def nothing() -> None:
+    """What there is to do while a pass runs, where there is nothing."""
+
+
 class Core(Protocol[Item, Reply]):
     """What runs on the device thread."""
 
@@ -58,8 +62,15 @@ class Core(Protocol[Item, Reply]):
     def handle(self, peer: Peer[Item, Reply], item: Item) -> Reply | None:
         """Take one item; a reply at once, or None if it comes from a later step (or never)."""
 
-    def step(self) -> Sequence[tuple[Peer[Item, Reply], Reply]]:
-        """Run one forward pass over everything that is ready."""
+    def resume(self) -> None:
+        """The thread has waited for items until now: that time belongs to no step."""
+
+    def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[Peer[Item, Reply], Reply]]:
+        """Run one forward pass over everything that is ready.
+
+        `meanwhile` is called once the device computes and before it is waited for; before the pass where this thread
+        itself computes. At most once, and not in a step that fails earlier.
+        """
 
     def drop_peer(self, peer: Peer[Item, Reply]) -> None:
         """The peer's stream is gone: free its sessions."""
@@ -84,6 +95,7 @@ class DeviceWorker(Generic[Item, Reply]):
         self._core = core
         self._on_failure = on_failure
         self._inbox: queue.Queue[tuple[Peer[Item, Reply], Item | None] | _Stop] = queue.Queue(max_queue)
+        self._ready: list[tuple[Peer[Item, Reply], Reply]] = []  # replies that leave while the next pass runs
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     def start(self) -> None:
@@ -123,7 +135,10 @@ class DeviceWorker(Generic[Item, Reply]):
     def _run(self) -> None:
         try:
             self._core.claim_thread()
-            self._loop()
+            try:
+                self._loop()
+            finally:
+                self._hand_over()
         except BaseException:
             log.exception("the device thread ended")
             self._on_failure()
@@ -131,42 +146,46 @@ class DeviceWorker(Generic[Item, Reply]):
     def _loop(self) -> None:
         next_expiry = time.monotonic() + self.EXPIRY_PERIOD_S
         while True:
-            replies: list[tuple[Peer[Item, Reply], Reply]] = []
             for entry in self._take():
                 if isinstance(entry, _Stop):
                     return
-                self._handle(*entry, replies)
+                self._handle(*entry)
             if self._core.busy:
-                replies.extend(self._core.step())
-            _deliver(replies)
+                replies = self._core.step(self._hand_over)
+                self._hand_over()  # what the step did not get to
+                self._ready.extend(replies)
             if (now := time.monotonic()) >= next_expiry:
                 self._core.expire(now)
                 next_expiry = now + self.EXPIRY_PERIOD_S
 
-    def _handle(
-        self, peer: Peer[Item, Reply], item: Item | None, replies: list[tuple[Peer[Item, Reply], Reply]]
-    ) -> None:
+    def _handle(self, peer: Peer[Item, Reply], item: Item | None) -> None:
         if item is None:
             self._core.drop_peer(peer)
         elif (reply := self._core.handle(peer, item)) is not None:
-            replies.append((peer, reply))
+            self._ready.append((peer, reply))
 
     def _take(self) -> list[tuple[Peer[Item, Reply], Item | None] | _Stop]:
         """Everything that waits; blocks, at most until the next expiry, only when there is no step to run."""
         entries: list[tuple[Peer[Item, Reply], Item | None] | _Stop] = []
         try:
             if not self._core.busy:
+                self._hand_over()
                 entries.append(self._inbox.get(timeout=self.EXPIRY_PERIOD_S))
+                self._core.resume()
             while True:
                 entries.append(self._inbox.get_nowait())
         except queue.Empty:
             return entries
 
+    def _hand_over(self) -> None:
+        """Give each peer its replies in one piece, so that they leave in one frame.
 
-def _deliver(replies: Sequence[tuple[Peer[Item, Reply], Reply]]) -> None:
-    """Hand each peer its replies in one piece, so that they leave in one frame."""
-    by_peer: dict[Peer[Item, Reply], list[Reply]] = {}
-    for peer, reply in replies:
-        by_peer.setdefault(peer, []).append(reply)
-    for peer, batch in by_peer.items():
-        peer.deliver(batch)
+        What the streams do with them takes this thread's processor time (the interpreter lock): so they get them while
+        the device computes, not when it waits for this thread to prepare a pass.
+        """
+        ready, self._ready = self._ready, []
+        by_peer: dict[Peer[Item, Reply], list[Reply]] = {}
+        for peer, reply in ready:
+            by_peer.setdefault(peer, []).append(reply)
+        for peer, batch in by_peer.items():
+            peer.deliver(batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from outrider.acceptance.accept import accept
 from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
 from outrider.acceptance.tree import ROOT, TokenTree
-from outrider.engine.worker import Peer
+from outrider.engine.worker import Peer, nothing
 from outrider.protocol.items import (
     NO_STEP,
     Advance,
@@ -106,7 +106,7 @@ class SimulatedCore(ABC):
             self.working[place] = session
         return None
 
-    def step(self) -> Sequence[tuple[SimulatedPeer, Any]]:
+    def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[SimulatedPeer, Any]]:
         """One forward pass over everything that is ready."""
         started = time.perf_counter()
         rows, replies = 0, []
@@ -117,6 +117,7 @@ class SimulatedCore(ABC):
                 replies.append((session.peer, self.reply(session)))
                 del self.working[place]
                 self.follow(session)
+        meanwhile()
         self.step_time.sleep(rows, started)
         return replies
 
@@ -126,6 +127,9 @@ class SimulatedCore(ABC):
 
     def claim_thread(self) -> None:  # noqa: B027 (there is no device)
         """Nothing to claim."""
+
+    def resume(self) -> None:  # noqa: B027
+        """Nothing is timed."""
 
     def drop_peer(self, peer: SimulatedPeer) -> None:
         """The stream ended."""
@@ -157,8 +161,9 @@ class SimulatedVerifier(SimulatedCore):
     draft_time: StepTime | None = None  # a token's, for all sessions that draft at once; None: it has no draft
     _told: Step = NO_STEP  # of the pass in progress
 
-    def step(self) -> Sequence[tuple[SimulatedPeer, Any]]:
+    def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[SimulatedPeer, Any]]:
         """See SimulatedCore."""
+        meanwhile()  # the draft's passes count
         started = time.perf_counter()
         drafting = [session for session in self.working.values() if session.work.draft_first is not None]  # type: ignore[union-attr]
         depth = 0
@@ -218,6 +223,7 @@ class SimulatedVerifier(SimulatedCore):
         tokens = outcome.tokens(tree)
         key = Key(session.key.session, session.key.epoch, base + len(tokens))
         self.handle(session.peer, Verify(key, base, tokens, proposal, first))
+        session.order = order.rest(key)
 
 
 class SimulatedDraft(SimulatedCore):
