@@ -127,6 +127,7 @@ class Peer:
         item.follow_up.plainly = self.source.random() < 0.7
         if self.source.random() < 0.3:
             self._draft_first(item.follow_up)
+        item.follow_up.rounds = self.source.choice([0, 0, 1, 2, 5, 65])
         for _ in range(self.source.choice([0, 0, 1, 3])):
             node, token = self.source.randint(-1, 3), self.source.randrange(VOCABULARY)
             item.follow_up.foreseen.add(node=node, next_token=token, proposal=self._proposal())

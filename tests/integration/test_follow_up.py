@@ -12,7 +12,19 @@ from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
 from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.verify import VerifyCore
 from outrider.engine.worker import DeviceWorker
-from outrider.protocol.items import Failed, FollowUp, Foreseen, Key, Open, Verified, Verify
+from outrider.protocol.items import (
+    MAX_ROUNDS,
+    Advance,
+    Close,
+    Failed,
+    FailureCode,
+    FollowUp,
+    Foreseen,
+    Key,
+    Open,
+    Verified,
+    Verify,
+)
 from tests.cluster import Cluster, running_cluster, until
 from tests.conftest import TinyModel
 from tests.tiny_models import VOCABULARY_SIZE
@@ -119,6 +131,56 @@ def test_a_new_item_ends_an_order(verifier: Verifier) -> None:
     verifier.core.handle(verifier.peer, FollowUp(key(0), (), plainly=True))
     replies = verifier.run(Verify(key(1), len(PROMPT), (a,), NO_PROPOSAL))
     assert lengths(replies) == [1]
+
+
+def test_an_order_may_stand_for_several_rounds(verifier: Verifier) -> None:
+    tokens = greedy_tokens(verifier, 6)
+    replies = verifier.run(Verify(key(0), len(PROMPT), (), guess(tokens[0])), FollowUp(key(0), (), True, rounds=3))
+    assert lengths(replies) == [0, 2, 3, 4]  # one guessed token stands, then three plain rounds
+    assert [reply.verdict.next_tokens[-1] for reply in replies] == tokens[1:5]
+    (reply,) = verifier.run(FollowUp(key(4), (), plainly=True))  # of the last of them, as of any round
+    assert (lengths([reply]), reply.verdict.next_tokens) == ([5], (tokens[5],))
+
+
+@pytest.mark.parametrize("ends", [Close(key(1)), Advance(key(1), len(PROMPT) + 1, ()), FollowUp(key(2), (), False)])
+def test_any_item_ends_a_standing_order(verifier: Verifier, ends: Any) -> None:
+    """It may come when the replica is ahead of what the coordinator knows."""
+    greedy_tokens(verifier, 1)
+    items = Verify(key(0), len(PROMPT), (), NO_PROPOSAL), FollowUp(key(0), (), plainly=True, rounds=9)
+    assert lengths(verifier.run(*items, steps=2)) == [0, 1]  # and the third round has begun
+    left = verifier.run(ends)
+    assert not any(isinstance(reply, Failed) for reply in left)
+    assert sum(isinstance(reply, Verified) for reply in left) == isinstance(ends, FollowUp)
+    assert not verifier.core.busy
+
+
+def test_a_standing_order_ends_with_a_stop_token(verifier: Verifier) -> None:
+    tokens = greedy_tokens(verifier, 3)
+    (session,) = verifier.core.sessions
+    session.stop_token_ids = frozenset({tokens[2]}) - set(tokens[:2])
+    replies = verifier.run(Verify(key(0), len(PROMPT), (), NO_PROPOSAL), FollowUp(key(0), (), True, rounds=9))
+    assert lengths(replies) == [0, 1, 2]
+
+
+def test_a_standing_order_ends_where_there_is_no_room(verifier: Verifier) -> None:
+    """There are 60 tokens left, and nobody would give such an order."""
+    order = FollowUp(key(0), (), plainly=True, rounds=MAX_ROUNDS)
+    *rounds, failed = verifier.run(Verify(key(0), len(PROMPT), (), NO_PROPOSAL), order)
+    assert lengths(rounds) == [*range(61)]
+    assert (failed.key, failed.code) == (key(61), FailureCode.CONTEXT_LENGTH)
+
+
+def test_how_many_rounds_an_order_stands_for_is_limited(verifier: Verifier) -> None:
+    greedy_tokens(verifier, 1)
+    foreseen = (Foreseen(ROOT, 1, NO_PROPOSAL),)
+    for order, limit in (
+        (FollowUp(key(0), (), plainly=True, rounds=MAX_ROUNDS + 1), MAX_ROUNDS),
+        (FollowUp(key(0), foreseen, plainly=True, rounds=2), 1),
+    ):
+        verifier.run(Verify(key(0), len(PROMPT), (), NO_PROPOSAL))
+        (failed,) = verifier.run(order)
+        assert failed.message == f"follow_up.rounds is {order.rounds}, but must be at most {limit}"
+        assert failed.code is FailureCode.INVALID_ARGUMENT
 
 
 def test_a_proposal_without_room_fails_its_own_round(verifier: Verifier) -> None:

@@ -13,7 +13,19 @@ from outrider.engine.core import ReplicaCore
 from outrider.engine.schedule import Demand
 from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply, Session
 from outrider.errors import InvalidArgument
-from outrider.protocol.items import DraftAhead, DraftFirst, FailureCode, FollowUp, Key, Propose, Step, Verified, Verify
+from outrider.protocol.items import (
+    MAX_ROUNDS,
+    DraftAhead,
+    DraftFirst,
+    Failed,
+    FailureCode,
+    FollowUp,
+    Key,
+    Propose,
+    Step,
+    Verified,
+    Verify,
+)
 from outrider.sampling.verify import VerifyRows, verify_rows
 
 
@@ -75,6 +87,8 @@ class VerifyCore(ReplicaCore[VerifyRows]):
                 FailureCode.BASE_LENGTH,
                 f"the follow-up is of {item.key.base_length} tokens, not of {len(session.history)}",
             )
+        if item.rounds > (most := 1 if item.foreseen else MAX_ROUNDS):
+            raise InvalidArgument("follow_up.rounds", item.rounds, f"at most {most}")
         session.follow_up = item
         return self._follow(session)
 
@@ -93,5 +107,9 @@ class VerifyCore(ReplicaCore[VerifyRows]):
             return None
         key = Key(session.number, session.epoch, base + len(tokens))
         if isinstance(following, DraftFirst):
-            return self.handle(session.peer, Verify(key, base, tokens, NO_PROPOSAL, following))
-        return self.handle(session.peer, Verify(key, base, tokens, following))
+            reply = self.handle(session.peer, Verify(key, base, tokens, NO_PROPOSAL, following))
+        else:
+            reply = self.handle(session.peer, Verify(key, base, tokens, following))
+        if not isinstance(reply, Failed):
+            session.follow_up = order.rest(key)
+        return reply

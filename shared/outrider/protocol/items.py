@@ -15,6 +15,9 @@ from outrider.acceptance.tree import ROOT, TokenTree
 
 PROTOCOL_VERSION = 1
 
+MAX_ROUNDS = 64
+"""Most rounds that one follow-up is for."""
+
 
 class Key(NamedTuple):
     """Which session, which opening of it, and how many tokens were committed when the item was made.
@@ -89,13 +92,14 @@ class FollowUp:
 
     A foreseen outcome is followed by a round with its proposal, another one by a round of what the replica drafts by
     itself if there is `draft_first`, or by a plain round if `plainly`, else by nothing. The round begun so answers with
-    its own base length.
+    its own base length. The same holds for the one after it, and so on, for `rounds` in all.
     """
 
     key: Key
     foreseen: tuple[Foreseen, ...]
     plainly: bool
     draft_first: DraftFirst | None = None
+    rounds: int = 1  # more only where nothing is foreseen; at most `MAX_ROUNDS`
 
     def after(self, outcome: Outcome) -> Proposal | DraftFirst | None:
         """What the round that follows this outcome verifies; None: none follows."""
@@ -104,6 +108,12 @@ class FollowUp:
             if (each.node, each.next_token) == (node, outcome.next_token):
                 return each.proposal
         return self.draft_first or (NO_PROPOSAL if self.plainly else None)
+
+    def rest(self, key: Key) -> FollowUp | None:
+        """What is left of it once the round of `key` has begun; None: nothing."""
+        if self.rounds <= 1:
+            return None
+        return FollowUp(key, (), self.plainly, self.draft_first, self.rounds - 1)
 
 
 @dataclass(frozen=True, slots=True)

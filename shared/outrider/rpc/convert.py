@@ -60,6 +60,7 @@ def verifier_item_to_proto(item: items.VerifierRequest) -> verifier_pb2.Verifier
     elif isinstance(item, items.FollowUp):
         follow_up = wire.follow_up
         follow_up.plainly = item.plainly
+        follow_up.rounds = item.rounds if item.rounds > 1 else 0
         _write_foreseen(item.foreseen, follow_up)
         write_draft_first(item.draft_first, follow_up)
     else:
@@ -98,7 +99,7 @@ def verifier_item_from_proto(wire: verifier_pb2.VerifierItem) -> items.VerifierR
         case "follow_up":
             foreseen = tuple(map(_foreseen_from_proto, wire.follow_up.foreseen))
             first = draft_first_from_proto(wire.follow_up)
-            return items.FollowUp(key_of(wire), foreseen, wire.follow_up.plainly, first)
+            return items.FollowUp(key_of(wire), foreseen, wire.follow_up.plainly, first, wire.follow_up.rounds or 1)
         case _:
             return _common_from_proto(wire)
 

@@ -181,8 +181,13 @@ class FollowUp(_message.Message):
     FORESEEN_FIELD_NUMBER: _builtins.int
     PLAINLY_FIELD_NUMBER: _builtins.int
     DRAFT_FIRST_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
     plainly: _builtins.bool
     """If it ends in another one, the next round is a plain one. False: then the coordinator says what is next."""
+    rounds: _builtins.int
+    """For how many rounds this holds, one after the other, each begun when the one before it has ended; at most 64. Any
+    item that names the session ends it, as does a stop token. 0 is 1, and the only one where outcomes are foreseen.
+    """
     @_builtins.property
     def foreseen(self) -> _containers.RepeatedCompositeFieldContainer[_replica_pb2.Foreseen]:
         """If the round ends in one of these outcomes, the next round verifies its proposal."""
@@ -197,10 +202,11 @@ class FollowUp(_message.Message):
         foreseen: _abc.Iterable[_replica_pb2.Foreseen] | None = ...,
         plainly: _builtins.bool = ...,
         draft_first: Global___DraftFirst | None = ...,
+        rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft_first", b"draft_first"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_first", b"draft_first", "foreseen", b"foreseen", "plainly", b"plainly"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_first", b"draft_first", "foreseen", b"foreseen", "plainly", b"plainly", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

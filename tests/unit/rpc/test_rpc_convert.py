@@ -96,7 +96,14 @@ common_replies = (
     | advances
     | closings
     | verifies
-    | st.builds(items.FollowUp, keys, st.lists(foreseen, max_size=3).map(tuple), st.booleans(), draft_firsts)
+    | st.builds(
+        items.FollowUp,
+        keys,
+        st.lists(foreseen, max_size=3).map(tuple),
+        st.booleans(),
+        draft_firsts,
+        st.integers(1, 99),
+    )
 )
 def test_verifier_items_survive(item: items.VerifierRequest) -> None:
     wire = verifier_pb2.VerifierItem.FromString(convert.verifier_item_to_proto(item).SerializeToString())
