@@ -23,6 +23,7 @@ from outrider.protocol.items import (
     Failed,
     FailureCode,
     FollowUp,
+    Key,
     Open,
     Opened,
     Propose,
@@ -54,6 +55,7 @@ class ReplicaCore(ABC, Generic[Work]):
         """Rows of the pass in progress, or of the last one: those of prompts too."""
         self.sessions: SessionTable[Work] = SessionTable(engine, lease_s=lease_s)
         self.laps = Laps()
+        self._meanwhile: Callable[[], None] = nothing  # of the step in progress, until it is called
 
     # Subclasses
 
@@ -77,7 +79,7 @@ class ReplicaCore(ABC, Generic[Work]):
     def finish_step(self, sessions: Sequence[Session[Work]], logits: torch.Tensor) -> list[tuple[ReplicaPeer, Reply]]:
         """Use the logits [rows, width] of the sessions' last feeds; the replies of the rounds that are done.
 
-        Raises UnusableLogits before it changes anything.
+        Calls `overlap` before it waits for the device. Raises UnusableLogits before it changes anything.
         """
 
     # The device thread's interface (`outrider.engine.worker.Core`)
@@ -95,15 +97,8 @@ class ReplicaCore(ABC, Generic[Work]):
         """Take one item. Whatever is wrong with it stays with its session."""
         try:
             return self._dispatch(peer, item)
-        except ItemRefused as error:
-            return Failed(item.key, error.code, str(error))
-        except InvalidArgument as error:
-            return Failed(item.key, FailureCode.INVALID_ARGUMENT, str(error))
-        except ResourceExhausted as error:
-            return Failed(item.key, FailureCode.RESOURCE_EXHAUSTED, str(error))
         except Exception as error:
-            log.exception("session %d: item failed", item.key.session)
-            return Failed(item.key, FailureCode.INTERNAL, repr(error))
+            return self.refusal(item.key, error)
 
     def resume(self) -> None:
         """See `Core`."""
@@ -111,6 +106,7 @@ class ReplicaCore(ABC, Generic[Work]):
 
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[ReplicaPeer, Reply]]:
         """One forward pass over the sessions that are ready; see `Core`."""
+        self._meanwhile = meanwhile
         ready = [session for session in self.sessions if self._wants_step(session)]
         demands = [self.demand(session) for session in ready]
         grants = schedule(demands, budget=self.engine.options.max_batch_tokens, decode_limit=self.max_proposal + 1)
@@ -124,13 +120,12 @@ class ReplicaCore(ABC, Generic[Work]):
             feeds = [self._feed(*each) for each in granted]
             self.pass_rows = sum(map(len, feeds))
             if not self.engine.computes_apart:
-                meanwhile()
+                self.overlap()
             logits = self.engine.forward(feeds)
-            if self.engine.computes_apart:
-                meanwhile()
             return self._finish(finishing, [feed.logit_rows for feed in feeds if feed.want_logits], logits)
         except Exception as error:
             log.exception("a step of %d sessions failed", len(granted))
+            self.laps.restart()
             return [self.fail(session, error) for session, _, _ in granted]
 
     def drop_peer(self, peer: ReplicaPeer) -> None:
@@ -143,6 +138,22 @@ class ReplicaCore(ABC, Generic[Work]):
 
     # Inside
 
+    def refusal(self, key: Key, error: Exception) -> Failed:
+        """The reply to an item that raised `error`."""
+        if isinstance(error, ItemRefused):
+            return Failed(key, error.code, str(error))
+        if isinstance(error, InvalidArgument):
+            return Failed(key, FailureCode.INVALID_ARGUMENT, str(error))
+        if isinstance(error, ResourceExhausted):
+            return Failed(key, FailureCode.RESOURCE_EXHAUSTED, str(error))
+        log.error("session %d: item failed", key.session, exc_info=error)
+        return Failed(key, FailureCode.INTERNAL, repr(error))
+
+    def overlap(self) -> None:
+        """Everything that the step wants computed is under way: call its `meanwhile`, if that has not been done."""
+        meanwhile, self._meanwhile = self._meanwhile, nothing
+        meanwhile()
+
     def _finish(
         self, sessions: Sequence[Session[Work]], counts: Sequence[int], logits: torch.Tensor
     ) -> list[tuple[ReplicaPeer, Reply]]:
@@ -151,6 +162,7 @@ class ReplicaCore(ABC, Generic[Work]):
         `counts`: each session's rows of `logits`.
         """
         if not sessions:
+            self.overlap()
             self.laps.lap()  # prompts' own
             return []
         try:

@@ -62,6 +62,7 @@ class DraftCore(ReplicaCore[Drafting]):
         """One more token for each guess and each branch, or many at once; reply for those that have enough."""
         if (chains := self._chains(sessions, logits)) is not None:
             return self._take_chains(sessions, chains)
+        self.overlap()
         works = [_work_of(session) for session in sessions]
         ranked = self._ranked(sessions, works, logits)
         left = [index not in ranked for index in range(len(sessions))]
@@ -122,7 +123,7 @@ class DraftCore(ReplicaCore[Drafting]):
         if steps < 2 or max(guess.most_siblings for guess in guesses) > MOST_BESIDE:
             return None
         sequences = [session.sequence for session in sessions]
-        chains = self.engine.chains(sequences, [session.sampling for session in sessions], logits, steps)
+        chains = self.engine.chains(sequences, [session.sampling for session in sessions], logits, steps, self.overlap)
         if chains is None:
             return None
         bad = {place for row in chains.scores for place, score in enumerate(row) if not math.isfinite(score)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -22,6 +22,7 @@ from outrider.engine.probe import LayerCall, probe_calls
 from outrider.engine.runner import Chains, Growth, Runner, make_runner
 from outrider.engine.selfcheck import CHECK_LENGTH, SelfCheck
 from outrider.engine.sequence import NO_TREE, KvSequence
+from outrider.engine.worker import nothing
 from outrider.errors import InvalidArgument, ModelLoadError, ResourceExhausted
 from outrider.sampling.state import SamplingState
 
@@ -110,16 +111,22 @@ class Engine:
 
     @torch.inference_mode()
     def chains(
-        self, sequences: Sequence[KvSequence], states: Sequence[SamplingState], logits: Tensor, steps: int
+        self,
+        sequences: Sequence[KvSequence],
+        states: Sequence[SamplingState],
+        logits: Tensor,
+        steps: int,
+        meanwhile: Callable[[], None] = nothing,
     ) -> Chains | None:
         """Draw `steps` tokens after each sequence, one after another, the first from its row of `logits` [S, W].
 
         The states are plain (see `outrider.sampling.plain`), the cache holds each session's whole history. All tokens
-        but the last join `cached`, once they are known to be usable. None where the host has to take every step.
+        but the last join `cached`, once they are known to be usable. `meanwhile` is called once the device computes
+        them, before it is waited for. None where the host has to take every step.
         """
         for sequence in sequences:
             sequence.check_room(steps - 1)
-        found = self._run.chains(sequences, states, logits, steps)
+        found = self._run.chains(sequences, states, logits, steps, meanwhile)
         if found is not None and all(math.isfinite(score) for row in found.scores for score in row):
             for place, sequence in enumerate(sequences):
                 sequence.extend([row[place] for row in found.tokens[:-1]], NO_TREE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain
@@ -70,7 +70,12 @@ class Runner(Protocol):
         ...
 
     def chains(
-        self, sequences: Sequence[KvSequence], states: Sequence[SamplingState], logits: Tensor, steps: int
+        self,
+        sequences: Sequence[KvSequence],
+        states: Sequence[SamplingState],
+        logits: Tensor,
+        steps: int,
+        meanwhile: Callable[[], None],
     ) -> Chains | None:
         """See `Engine.chains`; None where the host has to take every step."""
         ...
@@ -103,7 +108,12 @@ class GeneralRunner:
         return self._decoder(batch, PagedAttention(self._store, batch))
 
     def chains(
-        self, sequences: Sequence[KvSequence], states: Sequence[SamplingState], logits: Tensor, steps: int
+        self,
+        sequences: Sequence[KvSequence],
+        states: Sequence[SamplingState],
+        logits: Tensor,
+        steps: int,
+        meanwhile: Callable[[], None],
     ) -> Chains | None:
         """See `Runner`: the host takes every step."""
         return None

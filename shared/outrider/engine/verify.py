@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.acceptance.accept import accept
-from outrider.acceptance.proposal import NO_PROPOSAL, Verdict
+from outrider.acceptance.accept import decide
+from outrider.acceptance.proposal import Proposal, Verdict
 from outrider.engine.batch import Feed
 from outrider.engine.core import ReplicaCore
 from outrider.engine.schedule import Demand
@@ -35,13 +35,25 @@ class VerifyCore(ReplicaCore[VerifyRows]):
     def start_round(self, session: Session[VerifyRows], item: Verify | Propose | DraftAhead) -> Reply | None:
         """Check the proposal; the verdict comes from a later step."""
         assert isinstance(item, Verify)
-        if item.draft_first is not None:
-            raise InvalidArgument("verify.draft_first", item.draft_first.max_tokens, "unset: there is no draft here")
-        size, room = len(item.proposal), session.sequence.max_length - len(session.history)
-        if size > (most := min(self.max_proposal, room)):
-            raise InvalidArgument("proposal.tree.tokens", size, f"at most {most} long")
-        session.work = VerifyRows(session.sampling, len(session.history), item.proposal)
+        if item.draft_first is None:
+            self.begin(session, item.proposal)
+        elif len(item.proposal):
+            raise InvalidArgument("verify.draft_first", item.draft_first.max_tokens, "unset where there is a proposal")
+        else:
+            self.begin_drafting(session, item.draft_first)
         return None
+
+    def begin(self, session: Session[VerifyRows], proposal: Proposal) -> None:
+        """Begin a round. Raise InvalidArgument for a proposal that cannot be verified."""
+        size, room = len(proposal), session.sequence.max_length - len(session.history)
+        if size > self.max_proposal or size > room:
+            most = min(self.max_proposal, room)
+            raise InvalidArgument("proposal.tree.tokens", size, f"at most {most} long")
+        session.work = VerifyRows(session.sampling, len(session.history), proposal)
+
+    def begin_drafting(self, session: Session[VerifyRows], wanted: DraftFirst) -> None:
+        """Begin a round with the replica's own proposal. Raise InvalidArgument where there is none, or for a bad wish."""
+        raise InvalidArgument("verify.draft_first", wanted.max_tokens, "unset: there is no draft here")
 
     def demand(self, session: Session[VerifyRows]) -> Demand:
         """All committed tokens without KV, and the proposal; without a round, all but the last of them."""
@@ -58,6 +70,7 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         self, sessions: Sequence[Session[VerifyRows]], logits: torch.Tensor
     ) -> list[tuple[ReplicaPeer, Reply]]:
         """Judge all sessions' rows at once."""
+        self.overlap()
         verdicts = verify_rows(logits, [session.work for session in sessions if session.work is not None])
         microseconds = int(self.laps.lap() * 1e6)
         step = self.step_of(sessions)
@@ -97,19 +110,22 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         order, judged = session.follow_up, session.judged
         if order is None or judged is None:
             return None
-        proposal, base = judged[0], len(session.history)
-        outcome = accept(session.sampling.rule, *judged, seed=session.sampling.seed, base_length=base)
+        (proposal, verdict), sampling, base = judged, session.sampling, len(session.history)
+        outcome = decide(sampling.rule, proposal, verdict, seed=sampling.seed, base_length=base)
         tokens = outcome.tokens(proposal.tree)
         if not session.stop_token_ids.isdisjoint(tokens):
             return None  # the answer ends here
         following = order.after(outcome)
         if following is None:
             return None
-        key = Key(session.number, session.epoch, base + len(tokens))
-        if isinstance(following, DraftFirst):
-            reply = self.handle(session.peer, Verify(key, base, tokens, NO_PROPOSAL, following))
-        else:
-            reply = self.handle(session.peer, Verify(key, base, tokens, following))
-        if not isinstance(reply, Failed):
-            session.follow_up = order.rest(key)
-        return reply
+        try:
+            self.sessions.go_on(session, outcome.accepted, tokens)
+            if isinstance(following, DraftFirst):
+                self.begin_drafting(session, following)
+            else:
+                self.begin(session, following)
+        except Exception as error:
+            return self.refusal(Key(session.number, session.epoch, base + len(tokens)), error)
+        if order.rounds > 1:
+            session.follow_up = order.rest(session.key)
+        return None

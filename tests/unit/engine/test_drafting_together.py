@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -53,8 +53,14 @@ class Stepwise:
         return Chains([[tokens[0] for tokens in ranked]], [[0.0] * len(ranked)], [ranked])
 
     def chains(
-        self, sequences: Sequence[KvSequence], states: Sequence[SamplingState], logits: Tensor, steps: int
+        self,
+        sequences: Sequence[KvSequence],
+        states: Sequence[SamplingState],
+        logits: Tensor,
+        steps: int,
+        meanwhile: Callable[[], None],
     ) -> Chains:
+        meanwhile()
         found = [self.rank(logits, states, [[len(sequence.cached)] for sequence in sequences])]
         while len(found) < steps:
             tokens = list(zip(*(step.tokens[0] for step in found), strict=True))

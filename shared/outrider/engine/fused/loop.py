@@ -6,7 +6,7 @@ as often as tokens are wanted, and waited for once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.engine.fused.borders import BLOCK, LONG_SPLIT, SHORT_SPLITS
 from outrider.engine.fused.plan import Plan
 from outrider.engine.runner import Chains
+from outrider.engine.worker import nothing
 from outrider.sampling.device_draw import KEY_WORDS, NOTHING, DrawMemory, plain_keys
 from outrider.sampling.plain import MOST_BESIDE
 from outrider.sampling.state import SamplingState
@@ -119,8 +120,8 @@ class Draws:
         """[steps, 2 + MOST_BESIDE, rows or more] for draws; those of each step begin at an aligned address."""
         return self._drawn.new_empty(steps, 2 + MOST_BESIDE, -(-rows // ALIGNED) * ALIGNED)
 
-    def collected(self, found: Tensor, rows: int) -> Chains:
-        """Wait for the device; of the draws `found`, which lie in a `room`, so many `rows` count."""
+    def collected(self, found: Tensor, rows: int, meanwhile: Callable[[], None] = nothing) -> Chains:
+        """Wait for the device, after `meanwhile`; of the draws `found`, which lie in a `room`, so many `rows` count."""
         size = found.numel()
         common = size <= len(self._host_found)
         host = (self._host_found[:size] if common else found.new_empty(size, device="cpu")).view(found.shape)
@@ -128,6 +129,7 @@ class Draws:
         if found.is_cuda:
             self._arrived = self._arrived or torch.cuda.Event()
             self._arrived.record()
+            meanwhile()
             self._arrived.synchronize()
         numbers = host.numpy()[:, :, :rows]
         ranked = [[(token, *beside) for token, _, *beside in step] for step in numbers.transpose(0, 2, 1).tolist()]

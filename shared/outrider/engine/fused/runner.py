@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import chain
 from typing import Any
@@ -57,7 +57,12 @@ class FusedRunner:
         return logits.clone() if self._vocabulary is None else self._named(logits)  # the memory is the next pass's
 
     def chains(
-        self, sequences: Sequence[KvSequence], states: Sequence[SamplingState], logits: Tensor, steps: int
+        self,
+        sequences: Sequence[KvSequence],
+        states: Sequence[SamplingState],
+        logits: Tensor,
+        steps: int,
+        meanwhile: Callable[[], None],
     ) -> Chains | None:
         """See `Runner`."""
         count = len(sequences)
@@ -79,7 +84,7 @@ class FusedRunner:
             else:
                 self._loop_step(plan, draws)
             found[step, :, :count] = drawn
-        return draws.collected(found, count)
+        return draws.collected(found, count, meanwhile)
 
     def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
         """See `Runner`. The host writes the plan of a pass while the one before runs, and waits once, at the end."""
