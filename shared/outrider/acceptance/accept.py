@@ -15,6 +15,11 @@ def accept(rule: Rule, proposal: Proposal, verdict: Verdict, *, seed: int, base_
     Raises InternalError if the verdict cannot belong to the proposal, which is the verifier's fault.
     """
     _check(rule, proposal, verdict)
+    return decide(rule, proposal, verdict, seed=seed, base_length=base_length)
+
+
+def decide(rule: Rule, proposal: Proposal, verdict: Verdict, *, seed: int, base_length: int) -> Outcome:
+    """`accept`, by who has made the verdict and needs not check it."""
     if rule is Rule.MATCH:
         accepted = _match(proposal, verdict)
     elif rule is Rule.REJECTION:

@@ -11,7 +11,7 @@ from outrider.engine.sessions import ReplicaPeer, Reply, Session
 from outrider.engine.verify import VerifyCore
 from outrider.engine.worker import nothing
 from outrider.errors import InvalidArgument
-from outrider.protocol.items import DraftAhead, DraftFirst, Open, Opened, Propose, Step, Verified, Verify
+from outrider.protocol.items import DraftFirst, Open, Opened, Step, Verified
 from outrider.sampling.verify import VerifyRows
 from outrider.telemetry.logs import get_logger
 
@@ -72,22 +72,20 @@ class DraftingVerifyCore(VerifyCore):
         self._own.expect(self.sessions.find(peer, item.key), item)
         return reply
 
-    def start_round(self, session: Session[VerifyRows], item: Verify | Propose | DraftAhead) -> Reply | None:
-        """Check the proposal, or begin to make one."""
-        assert isinstance(item, Verify)
+    def begin(self, session: Session[VerifyRows], proposal: Proposal) -> None:
+        """See `VerifyCore`."""
         self._own.cancel(session)
         self._drafted.pop(session, None)
-        if item.draft_first is None:
-            return super().start_round(session, item)
-        if len(item.proposal):
-            raise InvalidArgument("verify.draft_first", item.draft_first.max_tokens, "unset where there is a proposal")
-        if item.draft_first.max_tokens > self.max_proposal:
-            raise InvalidArgument(
-                "verify.draft_first.max_tokens", item.draft_first.max_tokens, f"at most {self.max_proposal}"
-            )
-        if guess := self._own.ask(session, _fitting(item.draft_first, session)):
+        super().begin(session, proposal)
+
+    def begin_drafting(self, session: Session[VerifyRows], wanted: DraftFirst) -> None:
+        """See `VerifyCore`. Also raises ItemRefused."""
+        self._own.cancel(session)
+        self._drafted.pop(session, None)
+        if wanted.max_tokens > self.max_proposal:
+            raise InvalidArgument("verify.draft_first.max_tokens", wanted.max_tokens, f"at most {self.max_proposal}")
+        if guess := self._own.ask(session, _fitting(wanted, session)):
             self._verify(guess)
-        return None
 
     def step_of(self, sessions: Sequence[Session[VerifyRows]]) -> Step:
         """See `VerifyCore`; with how long they were drafted for, and how much."""

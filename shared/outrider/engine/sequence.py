@@ -92,14 +92,21 @@ class KvSequence:
         if length < len(self.cached):
             self._roll_back(length)
         elif self.tree.tokens and length < limit:
-            self._accept(self._walk(history, limit))
+            self.accept(self._walk(history, limit))
+        self.tree = NO_TREE
+
+    def accept(self, path: Sequence[int]) -> None:
+        """What `align` does where the history went on with `path` of the tree in flight, then a token without KV."""
+        if path:
+            self._accept(path)
         self.tree = NO_TREE
 
     def extend(self, tokens: Sequence[int], tree: TokenTree) -> None:
         """Record that `tokens`, then all nodes of `tree`, now stand in the cache after `cached`."""
         self.cached.extend(tokens)
         self.tree = tree
-        self._publish()
+        if len(self.cached) // self._pool.block_size > len(self._digests):
+            self._publish()
 
     def check_room(self, count: int) -> None:
         """Raise InvalidArgument unless `count` tokens and nodes fit into what was reserved, after all that is there."""
@@ -140,9 +147,9 @@ class KvSequence:
 
     def _common_length(self, history: Sequence[int], start: int, limit: int) -> int:
         stop = min(len(self.cached), limit)
-        start = min(start, stop)
-        for index in range(start, stop):
-            if self.cached[index] != history[index]:
+        cached = self.cached
+        for index in range(min(start, stop), stop):
+            if cached[index] != history[index]:
                 return index
         return stop
 
@@ -150,6 +157,9 @@ class KvSequence:
         size = self._pool.block_size
         first = length // size  # the first block that will be written to
         full = len(self.cached) // size
+        if first == full:  # nobody else has that block, as it was never full
+            del self.cached[length:]
+            return
         shared = [index for index in range(first, full) if self._pool.is_shared(self._blocks[index])]
         fresh = self._pool.acquire((), len(shared))
         if shared and shared[0] == first:
@@ -158,8 +168,9 @@ class KvSequence:
         for index, block in zip(shared, fresh, strict=True):
             self._pool.release([self._blocks[index]])
             self._blocks[index] = block
-        self._run = _run_length(self._blocks)
-        self.table = array("i", self._blocks)
+        if shared:
+            self._run = _run_length(self._blocks)
+            self.table = array("i", self._blocks)
         for block in self._blocks[first:full]:
             self._pool.unpublish(block)
         del self._digests[first:]
@@ -178,13 +189,14 @@ class KvSequence:
         return tree.path(best)
 
     def _accept(self, path: Sequence[int]) -> None:
+        if path[-1] == len(path) - 1:  # the first nodes, which stand in their places
+            self.extend(self.tree.tokens[: len(path)], NO_TREE)
+            return
         base = len(self.cached)
         moved = [(base + node, base + depth) for depth, node in enumerate(path) if node != depth]
-        if moved:
-            sources = [self._slot(source) for source, _ in moved]
-            self._moves.add(sources, [self._slot(target) for _, target in moved])
-        self.cached.extend(self.tree.tokens[node] for node in path)
-        self._publish()
+        sources = [self._slot(source) for source, _ in moved]
+        self._moves.add(sources, [self._slot(target) for _, target in moved])
+        self.extend([self.tree.tokens[node] for node in path], NO_TREE)
 
     def _publish(self) -> None:
         """Offer the blocks that have become full to other sessions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -143,9 +143,7 @@ class SessionTable(Generic[Work]):
                 f"keep {item.keep} of {length} and append {len(item.append)} does not give base length {base}",
             )
         if base > session.sequence.max_length:
-            raise ItemRefused(
-                FailureCode.CONTEXT_LENGTH, f"{base} tokens are more than max_length, {session.sequence.max_length}"
-            )
+            raise _no_room(session, base)
         session.judged = session.follow_up = None
         session.sampling.advance(item.keep, item.append)
         del session.history[item.keep :]
@@ -155,6 +153,20 @@ class SessionTable(Generic[Work]):
         except ResourceExhausted:
             self.remove(session)  # history and KV no longer agree; the coordinator comes back with the whole history
             raise
+
+    def go_on(self, session: Session[Work], path: Sequence[int], tokens: Sequence[int]) -> None:
+        """What `advance` does where a round has ended: `path` of the tree in flight stands, and `tokens` are committed.
+
+        They are the path's and the one after it. Raise ItemRefused if there is no room for them.
+        """
+        base = len(session.history) + len(tokens)
+        if base > session.sequence.max_length:
+            raise _no_room(session, base)
+        session.last_used = self._clock()
+        session.judged = session.follow_up = None
+        session.sampling.go_on(tokens)
+        session.history.extend(tokens)
+        session.sequence.accept(path)
 
     def remove(self, session: Session[Work]) -> None:
         """Free the session; its full blocks stay in the prefix cache."""
@@ -173,6 +185,11 @@ class SessionTable(Generic[Work]):
             if session.work is None:
                 log.warning("session %d of %s: lease of %g s ran out", session.number, session.peer.name, self._lease_s)
                 self.remove(session)
+
+
+def _no_room(session: Session[Work], base: int) -> ItemRefused:
+    most = session.sequence.max_length
+    return ItemRefused(FailureCode.CONTEXT_LENGTH, f"{base} tokens are more than max_length, {most}")
 
 
 def validate_open(item: Open) -> None:

@@ -17,7 +17,6 @@ from outrider.protocol.items import (
     MAX_ROUNDS,
     DraftAhead,
     DraftFirst,
-    Failed,
     FailureCode,
     FollowUp,
     Key,
@@ -52,7 +51,7 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         session.work = VerifyRows(session.sampling, len(session.history), proposal)
 
     def begin_drafting(self, session: Session[VerifyRows], wanted: DraftFirst) -> None:
-        """Begin a round with the replica's own proposal. Raise InvalidArgument where there is none, or for a bad wish."""
+        """Begin a round with what the replica drafts. Raise InvalidArgument for a bad wish, or without a draft."""
         raise InvalidArgument("verify.draft_first", wanted.max_tokens, "unset: there is no draft here")
 
     def demand(self, session: Session[VerifyRows]) -> Demand:

@@ -112,9 +112,14 @@ class SamplingState:
         if not self.prompt_length <= keep <= self.length:
             raise InvalidArgument("keep", keep, f"from {self.prompt_length}, the prompt, to {self.length}, the history")
         _check_ids("append", append, self.vocabulary_size)
-        self.length = keep + len(append)
+        self.length = keep
+        self.go_on(append)
+
+    def go_on(self, append: Sequence[int]) -> None:
+        """Follow the committed history, which goes on with `append`: tokens of the vocabulary."""
         if self.counts is not None:
-            self.counts.replace(keep, append)
+            self.counts.replace(self.length, append)
+        self.length += len(append)
 
 
 def _check_open(item: Open, vocabulary_size: int) -> None:
