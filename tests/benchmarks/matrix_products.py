@@ -23,7 +23,16 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.engine.fused.gated_product import GatedProduct, SeparateGate, StreamGated, gated_tile
-from outrider.engine.fused.product import LibraryProduct, Product, StreamProduct, Tile, parts_of, tile_for
+from outrider.engine.fused.product import (
+    FEW_ROWS,
+    LibraryProduct,
+    Product,
+    StreamProduct,
+    Tile,
+    parts_of,
+    tile_for,
+)
+from outrider.engine.fused.tall_product import TallTile, tall_tile
 from tests.benchmarks.record import RESULTS, save
 
 SHAPES = {
@@ -33,7 +42,7 @@ SHAPES = {
     "down": (4096, 14336),
     "head": (128256, 4096),
 }
-ROWS = (1, 4, 16, 32, 64, 192, 1024)
+ROWS = (1, 4, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024)
 CACHE_BYTES = 256 << 20
 REPEATS = 7
 
@@ -79,24 +88,32 @@ def graph_seconds(work: Callable[[], Any], inner: int = 1) -> float:
     return statistics.median(samples) / inner
 
 
-def tiles(rows: int, columns: int, depth: int) -> list[Tile]:
+def tiles(rows: int, columns: int, depth: int) -> list[Tile] | list[TallTile]:
     """What is tried for so many rows and a weight [columns, depth]."""
+    if rows > FEW_ROWS:
+        return tall_tiles(rows)
     part = depth // parts_of(columns, depth)
     found = []
-    heights = {1: (16,), 4: (16,), 16: (16,), 32: (32,), 64: (64, 32), 192: (64, 128, 192, 256), 1024: (128, 256)}[rows]
-    for height in heights:
-        for width, deep, stages, warps in itertools.product((64, 128), (64, 128), (3, 4, 6), (4, 8)):
-            memory = (width + height) * deep * 2 * stages
-            if (
-                part % deep
-                or memory > 200_000
-                or (warps == 8 and (width < 128 or height < 64))
-                or height & (height - 1)
-            ):
-                continue
-            if rows <= 16 and warps == 8:
-                continue
-            found.append(Tile(height, width, deep, stages, warps))
+    height = min(max(16, 1 << (rows - 1).bit_length()), 64)
+    for width, deep, stages, warps in itertools.product((64, 128), (64, 128), (3, 4, 6), (4, 8)):
+        memory = (width + height) * deep * 2 * stages
+        if part % deep or memory > 200_000 or (warps == 8 and (width < 128 or height < 64)):
+            continue
+        found.append(Tile(height, width, deep, stages, warps))
+    return found
+
+
+def tall_tiles(rows: int) -> list[TallTile]:
+    """The same for many rows: those that fit into a multiprocessor's memory and registers, and leave few unused."""
+    found = []
+    for (height, more), width, stages, warps in itertools.product(
+        ((64, 0), (64, 32), (128, 0), (128, 64), (256, 0)), (64, 128, 256), (3, 4, 5), (4, 8)
+    ):
+        tall = height + more
+        unused = -(-rows // tall) * tall - rows
+        if unused > rows // 3 or (width + tall) * 64 * 2 * stages > 227_000 or width * tall > warps * 32 * 144:
+            continue
+        found.append(TallTile(height, more, width, 64, stages, warps))
     return found
 
 
@@ -134,7 +151,7 @@ def measure_gated(entry: dict[str, Any], tune: Sequence[int]) -> None:
     }  # fmt: skip
     weight = random_weight(shape)
     memory = torch.empty(192 * shape[0] * 2, dtype=torch.uint8, device="cuda")
-    for rows in (1, 17, 64, 192):
+    for rows in (1, 17, 64, 192):  # the last in two kernels of different kinds
         x = torch.randn(rows, shape[1], dtype=torch.bfloat16, device="cuda")
         one, two = (Gated(make(weight), shape[0] // 2)(x, memory) for make in kinds.values())
         assert torch.equal(one, two)
@@ -165,8 +182,11 @@ def independent(product: Product, depth: int) -> bool:
         for start in (0, 64 - rows):
             if not torch.equal(product(x[start : start + rows].contiguous(), memory), whole[:, start : start + rows]):
                 return False
-    many = torch.cat([x.roll(7, 0)] * 8 + [x, x[:5]])
-    return torch.equal(product(many, memory)[:, 512:576], whole)
+    others = torch.cat([x.roll(7, 0)] * 8)
+    return all(
+        torch.equal(product(torch.cat([others[:before], x, x[:5]]), memory)[:, before : before + 64], whole)
+        for before in (1, 27, 60, 123, 187, 315, 443, 512)
+    )
 
 
 def measure(make: Callable[[Tensor], Product], shape: tuple[int, int], rows: tuple[int, ...]) -> dict[str, float]:
@@ -223,13 +243,9 @@ def main() -> None:
                 own.append((us, str(tile)))
             own.sort()
             entry["tiles"][str(rows)] = own
-            now = tile_for(rows, columns, depth, parts)
-            print(
-                f"   {rows:5} rows: "
-                + "; ".join(f"{us:.1f} {tile[5:-1]}" for us, tile in own[:3])
-                + f"  now {str(now)[5:-1]}",
-                flush=True,
-            )
+            now = tall_tile(rows, columns, parts) if rows > FEW_ROWS else tile_for(rows, columns, depth, parts)
+            best = "; ".join(f"{us:.1f} {tile}" for us, tile in own[:3])
+            print(f"   {rows:5} rows: {best}  now {now}", flush=True)
             save("matrix_products", result, arguments.out)
 
 

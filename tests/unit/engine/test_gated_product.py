@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.engine.fused.gated_product import FastestGated, GatedProduct, SeparateGate, StreamGated, with_gate
+from outrider.engine.fused.gated_product import GatedByRows, GatedProduct, SeparateGate, StreamGated, with_gate
 from outrider.engine.fused.product import FEW_ROWS, FastestProduct, LibraryProduct, StreamProduct
 from tests.interpreter import INTERPRETED
 
@@ -59,4 +59,4 @@ def test_what_is_chosen(weight: torch.Tensor) -> None:
     assert cut.parts > 1
     assert isinstance(with_gate(cut), SeparateGate)
     assert isinstance(with_gate(LibraryProduct(weight)), SeparateGate)
-    assert isinstance(with_gate(FastestProduct(StreamProduct(weight, whole=True), cut)), FastestGated)
+    assert isinstance(with_gate(FastestProduct(StreamProduct(weight, whole=True), cut)), GatedByRows)

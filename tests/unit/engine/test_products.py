@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from outrider.engine.fused.product import FEW_ROWS, FastestProduct, LibraryProduct, Product, StreamProduct, parts_of
+from outrider.engine.fused.tall_product import TallTile, tall_tile
 from tests.interpreter import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -41,3 +42,24 @@ def test_a_head_is_not_cut_however_few_its_columns(weight: torch.Tensor) -> None
     (whole,) = apply(StreamProduct(weight, whole=True), x)
     tolerance = 1e-5 if INTERPRETED else 2e-2
     torch.testing.assert_close(whole.double(), x.double() @ weight.double().t(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("more", [0, 16])
+@pytest.mark.parametrize("rows", [FEW_ROWS + 1, 97])
+@pytest.mark.parametrize("whole", [True, False])
+def test_many_rows_have_the_bits_that_few_have(weight: torch.Tensor, rows: int, more: int, whole: bool) -> None:
+    """The kernel for many rows; a tile's rows need not be a power of two, nor divide the pass's, nor its columns N."""
+    x = torch.randn(rows, DEPTH, generator=torch.Generator().manual_seed(rows)).to(DEVICE, DTYPE)
+    if INTERPRETED:  # NumPy's sums depend on a tile's shape, unless nothing is rounded
+        weight, x = (weight * 64).round() / 64, (x * 8).round() / 8
+    tall = StreamProduct(weight, TallTile(32, more, 64, 64, 2, 4), whole=whole)
+    found = apply(tall, x).clone()
+    few = [apply(StreamProduct(weight, whole=whole), x[start : start + 30]).clone() for start in range(0, rows, 30)]
+    assert torch.equal(found, torch.cat(few, dim=1))
+
+
+def test_a_tile_for_any_number_of_rows() -> None:
+    for parts, columns in ((1, 28672), (4, 6144), (4, 4096)):
+        tiles = [tall_tile(rows, columns, parts) for rows in range(FEW_ROWS + 1, 2100)]
+        assert all(tile.rows + tile.more_rows >= 96 for tile in tiles)
+        assert len(set(tiles)) > 2

@@ -118,8 +118,8 @@ class StreamGated:
         )
 
 
-class FastestGated:
-    """`FastestProduct` and what follows it."""
+class GatedByRows:
+    """One kind for up to `FEW_ROWS` rows, another for more."""
 
     def __init__(self, few: GatedProduct, many: GatedProduct) -> None:
         self._few, self._many = few, many
@@ -131,9 +131,13 @@ class FastestGated:
 
 
 def with_gate(product: Product) -> GatedProduct:
-    """One kernel where the product is ours and its sums are whole, else the activation follows in another."""
+    """One kernel where the product is ours and its sums are whole, else the activation follows in another.
+
+    For many rows the product alone is the faster one (`outrider.engine.fused.tall_product`); the bits are the same.
+    """
     if isinstance(product, FastestProduct):
-        return FastestGated(with_gate(product.few), with_gate(product.many))
+        return GatedByRows(with_gate(product.few), with_gate(product.many))
     if isinstance(product, StreamProduct) and product.parts == 1:
-        return StreamGated(product.weight)
+        together = StreamGated(product.weight)
+        return GatedByRows(together, SeparateGate(product)) if product.tall else together
     return SeparateGate(product)

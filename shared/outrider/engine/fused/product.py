@@ -17,6 +17,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.engine.fused.launch import fetch, overlap_options
+from outrider.engine.fused.tall_product import TallProduct, TallTile, can_be_tall
 
 
 class Product(Protocol):
@@ -97,6 +98,9 @@ class Tile:
     ahead: int = 1
 
 
+FEW_ROWS = 64
+"""Up to so many rows reading the weights takes longer than the arithmetic."""
+
 MANY_COLUMNS = 264
 """From so many blocks of 64 columns on, a product fills the card (132 multiprocessors, twice) without being cut."""
 
@@ -137,22 +141,29 @@ def can_stream(weight: Tensor) -> bool:
 class StreamProduct:
     """Our own; a Triton kernel. A row's result does not depend on how many rows there are."""
 
-    def __init__(self, weight: Tensor, tile: Tile | None = None, *, whole: bool = False) -> None:
+    def __init__(self, weight: Tensor, tile: Tile | TallTile | None = None, *, whole: bool = False) -> None:
         """`tile`: the one to use for any number of rows, to measure it. `whole`: do not cut the sums."""
         columns, depth = weight.shape
         self.parts = 1 if whole else parts_of(columns, depth)
         self._kind = torch.float32 if self.parts > 1 else weight.dtype
         self.row_bytes = columns * self.parts * self._kind.itemsize
         self.weight = weight
-        self._tile = tile
+        self.tall: TallProduct | None = None
+        """For more than `FEW_ROWS` rows, if it is there."""
+        if isinstance(tile, TallTile) or (tile is None and can_be_tall(weight)):
+            self.tall = TallProduct(weight, self.parts, tile)
+        self._tile = tile if isinstance(tile, Tile) else None
         self._options: dict[str, Any] = overlap_options(weight.device)
 
     def __call__(self, x: Tensor, memory: Tensor) -> Tensor:
         """See `Product`. The parts are float32 unless there is one only."""
         rows, depth = x.shape
         columns, parts = len(self.weight), self.parts
-        tile = self._tile or tile_for(rows, columns, depth, parts)
         output = memory.view(self._kind)[: parts * rows * columns].view(parts, rows, columns)
+        if rows > FEW_ROWS and self.tall is not None:
+            self.tall(x, output)
+            return output
+        tile = self._tile or tile_for(rows, columns, depth, parts)
         _stream[(triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns), parts)](
             x,
             self.weight,
@@ -170,10 +181,6 @@ class StreamProduct:
             **self._options,
         )
         return output
-
-
-FEW_ROWS = 64
-"""Up to so many rows `StreamProduct` is as fast as the library's or faster; see tests/benchmarks/matrix_products.py."""
 
 
 class FastestProduct:
