@@ -70,11 +70,11 @@ def count_busy(replica: Replica, path: str) -> None:
     with open(path, "r+b") as file:
         memory = mmap.mmap(file.fileno(), 8)
 
-    def counted() -> Any:
+    def counted(*arguments: Any) -> Any:
         nonlocal seconds
         started = time.perf_counter()
         try:
-            return step()
+            return step(*arguments)
         finally:
             seconds += time.perf_counter() - started
             memory[:] = struct.pack("d", seconds)
