@@ -68,7 +68,7 @@ class Impostor:
         async for request in requests:
             for item in request.items.items:
                 key = Key(item.session, item.epoch, item.base_length)
-                good = self.codec.replies_frame([self.codec.reply_to_proto(Closed(key))])
+                good = self.codec.replies_frame([Closed(key)], self.codec.reply_to_proto)
                 if not self.left:
                     await context.write(good.SerializeToString())
                     continue

@@ -41,9 +41,9 @@ class Liar:
     ahead: bool = False  # lie about what it foresees
     opened: int = 0  # sessions
 
-    def reply(self, reply: Any) -> draft_pb2.DraftReply:
+    def reply(self, reply: Any, wire: Any = None) -> draft_pb2.DraftReply:
         """A reply as it leaves."""
-        wire = DRAFT.reply_to_proto(reply)
+        wire = DRAFT.reply_to_proto(reply, wire)
         assert isinstance(wire, draft_pb2.DraftReply)
         self.opened += wire.HasField("opened")
         fits = wire.HasField("drafted_ahead") or not self.ahead
@@ -164,10 +164,10 @@ async def test_a_draft_that_lies_hurts_nobody(
 def stammering(codec: Codec[Any, Any], said: list[Any]) -> Codec[Any, Any]:
     """Each frame has every reply twice, and those of the five frames before it once more."""
 
-    def frame(replies: Iterable[Any]) -> Any:
+    def frame(replies: Iterable[Any], write: Any) -> Any:
         new = list(replies)
         said.append(new)
-        return codec.replies_frame([*chain(*said[-6:-1]), *new, *new])
+        return codec.replies_frame([*chain(*said[-6:-1]), *new, *new], write)
 
     return replace(codec, replies_frame=frame)
 

@@ -217,9 +217,9 @@ class Liar:
     lie: Callable[[verifier_pb2.Verdict], object] = lambda verdict: None
     guesses: int = 0
 
-    def reply(self, reply: Any) -> Any:
+    def reply(self, reply: Any, wire: Any = None) -> Any:
         """A reply as it leaves."""
-        wire: Any = VERIFIER.reply_to_proto(reply)
+        wire = VERIFIER.reply_to_proto(reply, wire)
         if wire.HasField("verdict") and wire.verdict.HasField("drafted"):
             self.guesses += 1
             if self.guesses == 3:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from outrider.errors import ResourceExhausted
 from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -35,9 +35,9 @@ class Peer(Generic[Item, Reply]):
         self.vocabulary_size = vocabulary_size
         self._worker = worker
 
-    def post(self, item: Item) -> None:
-        """Queue one item, from any thread. Raise ResourceExhausted when the queue is full."""
-        self._worker.post(self, item)
+    def post(self, items: Sequence[Item]) -> int:
+        """Queue items, in their order, from any thread; how many of them, the first ones, found room."""
+        return self._worker.post(self, items)
 
     def close(self) -> None:
         """Free the peer's sessions, after what it posted before."""
@@ -79,6 +79,10 @@ class Core(Protocol[Item, Reply]):
         """Free the sessions whose lease ran out at `now` (time.monotonic seconds)."""
 
 
+_Entry = tuple[Peer[Item, Reply], Sequence[Item] | None]
+"""What a peer posted at once; None: it has ended."""
+
+
 class _Stop:
     """Wakes the thread up to end it."""
 
@@ -91,10 +95,16 @@ class DeviceWorker(Generic[Item, Reply]):
     def __init__(
         self, core: Core[Item, Reply], *, on_failure: Callable[[], None] = lambda: None, max_queue: int = 65_536
     ) -> None:
-        """`on_failure` is called on the device thread if an error ends it: the process has to go down then."""
+        """`on_failure` is called on the device thread if an error ends it: the process has to go down then.
+
+        `max_queue`: most items that wait for it.
+        """
         self._core = core
         self._on_failure = on_failure
-        self._inbox: queue.Queue[tuple[Peer[Item, Reply], Item | None] | _Stop] = queue.Queue(max_queue)
+        self.max_queue = max_queue
+        self._inbox: queue.SimpleQueue[_Entry[Item, Reply] | _Stop] = queue.SimpleQueue()
+        self._queued = 0  # items in it; beside them each peer may have an entry that ends it
+        self._counting = threading.Lock()
         self._ready: list[tuple[Peer[Item, Reply], Reply]] = []  # replies that leave while the next pass runs
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
@@ -104,7 +114,7 @@ class DeviceWorker(Generic[Item, Reply]):
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Finish the step in progress and end the thread."""
-        self._inbox.put(_Stop(), timeout=timeout_s)
+        self._inbox.put(_Stop())
         self._thread.join(timeout_s)
 
     @property
@@ -121,16 +131,18 @@ class DeviceWorker(Generic[Item, Reply]):
         """
         return Peer(self, name, deliver, vocabulary_size)
 
-    def post(self, peer: Peer[Item, Reply], item: Item) -> None:
-        """Queue one item. Raise ResourceExhausted when the queue is full."""
-        try:
-            self._inbox.put_nowait((peer, item))
-        except queue.Full:
-            raise ResourceExhausted(f"the device queue holds {self._inbox.maxsize} items") from None
+    def post(self, peer: Peer[Item, Reply], items: Sequence[Item]) -> int:
+        """Queue items of a peer, in their order; how many of them, the first ones, found room."""
+        with self._counting:
+            count = min(len(items), self.max_queue - self._queued)
+            self._queued += count
+        if count:
+            self._inbox.put((peer, items if count == len(items) else items[:count]))
+        return count
 
     def post_close(self, peer: Peer[Item, Reply]) -> None:
         """Free the peer's sessions, after what it posted before."""
-        self._inbox.put((peer, None), timeout=60.0)
+        self._inbox.put((peer, None))
 
     def _run(self) -> None:
         try:
@@ -158,15 +170,19 @@ class DeviceWorker(Generic[Item, Reply]):
                 self._core.expire(now)
                 next_expiry = now + self.EXPIRY_PERIOD_S
 
-    def _handle(self, peer: Peer[Item, Reply], item: Item | None) -> None:
-        if item is None:
+    def _handle(self, peer: Peer[Item, Reply], items: Sequence[Item] | None) -> None:
+        if items is None:
             self._core.drop_peer(peer)
-        elif (reply := self._core.handle(peer, item)) is not None:
-            self._ready.append((peer, reply))
+            return
+        with self._counting:
+            self._queued -= len(items)
+        for item in items:
+            if (reply := self._core.handle(peer, item)) is not None:
+                self._ready.append((peer, reply))
 
-    def _take(self) -> list[tuple[Peer[Item, Reply], Item | None] | _Stop]:
+    def _take(self) -> list[_Entry[Item, Reply] | _Stop]:
         """Everything that waits; blocks, at most until the next expiry, only when there is no step to run."""
-        entries: list[tuple[Peer[Item, Reply], Item | None] | _Stop] = []
+        entries: list[_Entry[Item, Reply] | _Stop] = []
         try:
             if not self._core.busy:
                 self._hand_over()
@@ -184,8 +200,8 @@ class DeviceWorker(Generic[Item, Reply]):
         the device computes, not when it waits for this thread to prepare a pass.
         """
         ready, self._ready = self._ready, []
-        by_peer: dict[Peer[Item, Reply], list[Reply]] = {}
+        by_peer: defaultdict[Peer[Item, Reply], list[Reply]] = defaultdict(list)
         for peer, reply in ready:
-            by_peer.setdefault(peer, []).append(reply)
+            by_peer[peer].append(reply)
         for peer, batch in by_peer.items():
             peer.deliver(batch)

@@ -97,11 +97,13 @@ def verifier_item_from_proto(wire: verifier_pb2.VerifierItem) -> items.VerifierR
             proposal, first = proposal_from_proto(wire.verify.proposal), draft_first_from_proto(wire.verify)
             return items.Verify(key_of(wire), advance.keep, tuple(advance.append[:]), proposal, first)
         case "follow_up":
-            foreseen = tuple(map(_foreseen_from_proto, wire.follow_up.foreseen))
-            first = draft_first_from_proto(wire.follow_up)
-            return items.FollowUp(key_of(wire), foreseen, wire.follow_up.plainly, first, wire.follow_up.rounds or 1)
-        case _:
-            return _common_from_proto(wire)
+            order = wire.follow_up
+            foreseen = tuple(map(_foreseen_from_proto, order.foreseen)) if order.foreseen else ()
+            return items.FollowUp(
+                key_of(wire), foreseen, order.plainly, draft_first_from_proto(order), order.rounds or 1
+            )
+        case event:
+            return _common_from_proto(wire, event)
 
 
 def draft_item_from_proto(wire: draft_pb2.DraftItem) -> items.DraftRequest:
@@ -122,8 +124,8 @@ def draft_item_from_proto(wire: draft_pb2.DraftItem) -> items.DraftRequest:
                 tuple(ahead.branches[:]),
                 tuple(ahead.siblings[:]),
             )
-        case _:
-            return _common_from_proto(wire)
+        case event:
+            return _common_from_proto(wire, event)
 
 
 def _common_to_proto(item: items.Open | items.Advance | items.Close, wire: _WireItem) -> None:
@@ -135,15 +137,15 @@ def _common_to_proto(item: items.Open | items.Advance | items.Close, wire: _Wire
         wire.close.CopyFrom(replica_pb2.Close(keep_ms=round(item.keep_s * 1000)))
 
 
-def _common_from_proto(wire: _WireItem) -> items.Open | items.Advance | items.Close:
-    match wire.WhichOneof("event"):
+def _common_from_proto(wire: _WireItem, event: str | None) -> items.Open | items.Advance | items.Close:
+    match event:
         case "open":
             return _open_from_proto(key_of(wire), wire.open)
         case "advance":
             return items.Advance(key_of(wire), wire.advance.keep, tuple(wire.advance.append[:]))
         case "close":
             return items.Close(key_of(wire), wire.close.keep_ms / 1000)
-        case event:
+        case _:
             raise InvalidArgument("event", event, "set")
 
 
@@ -180,7 +182,7 @@ def _write_advance(
     item: items.Advance | items.Verify | items.Propose | items.DraftAhead, wire: replica_pb2.Advance
 ) -> None:
     wire.keep = item.keep
-    wire.append.extend(item.append)
+    wire.append[:] = item.append
 
 
 def _write_foreseen(foreseen: Iterable[items.Foreseen], wire: verifier_pb2.FollowUp | draft_pb2.DraftedAhead) -> None:
@@ -196,23 +198,26 @@ def _foreseen_from_proto(wire: replica_pb2.Foreseen) -> items.Foreseen:
 # Replies, replica to coordinator
 
 
-def verifier_reply_to_proto(reply: items.VerifierReply) -> verifier_pb2.VerifierReply:
-    """One reply of a frame from a verifier."""
-    wire = verifier_pb2.VerifierReply()
+def verifier_reply_to_proto(
+    reply: items.VerifierReply, wire: verifier_pb2.VerifierReply | None = None
+) -> verifier_pb2.VerifierReply:
+    """One reply of a frame from a verifier; written into `wire` where that is given."""
+    wire = verifier_pb2.VerifierReply() if wire is None else wire
     wire.session, wire.epoch, wire.base_length = reply.key
     if isinstance(reply, items.Verified):
-        write_verdict(reply.verdict, wire.verdict)
+        verdict = wire.verdict
+        write_verdict(reply.verdict, verdict)
         if reply.drafted:
-            write_proposal(reply.drafted, wire.verdict.drafted)
-        write_step(reply.step, wire.verdict)
+            write_proposal(reply.drafted, verdict.drafted)
+        write_step(reply.step, verdict)
     else:
         _common_reply_to_proto(reply, wire)
     return wire
 
 
-def draft_reply_to_proto(reply: items.DraftReply) -> draft_pb2.DraftReply:
-    """One reply of a frame from a draft."""
-    wire = draft_pb2.DraftReply()
+def draft_reply_to_proto(reply: items.DraftReply, wire: draft_pb2.DraftReply | None = None) -> draft_pb2.DraftReply:
+    """One reply of a frame from a draft; written into `wire` where that is given."""
+    wire = draft_pb2.DraftReply() if wire is None else wire
     wire.session, wire.epoch, wire.base_length = reply.key
     if isinstance(reply, items.Drafted):
         write_proposal(reply.proposal, wire.proposal)

@@ -13,7 +13,7 @@ import grpc.aio
 
 from outrider.acceptance.step_times import StepTimes
 from outrider.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
-from outrider.protocol.items import PROTOCOL_VERSION, Failed, FailureCode, ModelInfo
+from outrider.protocol.items import PROTOCOL_VERSION, Failed, FailureCode, Key, ModelInfo
 from outrider.rpc import convert
 from outrider.rpc.channel import TOKENIZER_PIECE_BYTES
 from outrider.rpc.codec import Codec
@@ -24,7 +24,7 @@ from outrider.v1 import model_pb2, model_pb2_grpc, replica_pb2
 
 log = get_logger(__name__)
 
-Item = TypeVar("Item")
+Item = TypeVar("Item", bound="Keyed")
 Reply = TypeVar("Reply")
 ItemIn = TypeVar("ItemIn", contravariant=True)
 
@@ -34,11 +34,19 @@ MAX_UNREAD_REPLIES = 262_144
 """A peer that leaves more replies unread than this loses its stream: they would fill the memory."""
 
 
+class Keyed(Protocol):
+    """What every item has."""
+
+    @property
+    def key(self) -> Key:
+        """Which session it is for."""
+
+
 class Connection(Protocol[ItemIn]):
     """One stream's place on the device thread."""
 
-    def post(self, item: ItemIn) -> None:
-        """Queue an item; raise ResourceExhausted when the queue is full."""
+    def post(self, items: Sequence[ItemIn]) -> int:
+        """Queue items, in their order; how many of them, the first ones, found room."""
 
     def close(self) -> None:
         """Free the stream's sessions."""
@@ -46,6 +54,10 @@ class Connection(Protocol[ItemIn]):
 
 class Backend(Protocol[Item, Reply]):  # type: ignore[misc]  # both are used in and out
     """The device thread, as a stream sees it (`outrider.engine.worker.DeviceWorker`)."""
+
+    @property
+    def max_queue(self) -> int:
+        """How many items may wait for it."""
 
     def connect(
         self, name: str, deliver: Callable[[Sequence[Reply]], None], *, vocabulary_size: int
@@ -127,22 +139,26 @@ class ReplicaStreams(Generic[Item, Reply]):
         if request.WhichOneof("body") != "items":
             log.warning("a frame without items was ignored")
             return
-        for index, wire in enumerate(request.items.items):
+        wires = request.items.items
+        from_proto = self._codec.item_from_proto
+        items: list[Item] = []
+        for index, wire in enumerate(wires):
             try:
                 if index >= MAX_ITEMS_PER_FRAME:
-                    raise InvalidArgument("items", len(request.items.items), f"at most {MAX_ITEMS_PER_FRAME}")
-                connection.post(self._codec.item_from_proto(wire))
+                    raise InvalidArgument("items", len(wires), f"at most {MAX_ITEMS_PER_FRAME}")
+                items.append(from_proto(wire))
             except InvalidArgument as error:
                 outbox.put(Failed(convert.key_of(wire), FailureCode.INVALID_ARGUMENT, str(error)))
-            except ResourceExhausted as error:
-                outbox.put(Failed(convert.key_of(wire), FailureCode.RESOURCE_EXHAUSTED, str(error)))
+        for item in items[connection.post(items) :]:
+            message = f"the device queue holds {self._backend.max_queue} items"
+            outbox.put(Failed(item.key, FailureCode.RESOURCE_EXHAUSTED, message))
 
     async def _write_replies(self, outbox: _Outbox[Reply], context: grpc.aio.ServicerContext[Any, Any]) -> None:
         told = False
         while True:
             replies = await outbox.take()
             if replies:
-                frame = self._codec.replies_frame([self._codec.reply_to_proto(reply) for reply in replies])
+                frame = self._codec.replies_frame(replies, self._codec.reply_to_proto)
                 await context.write(frame)
             if self._ends_at is not None and not told:
                 told, left_s = True, max(0.0, self._ends_at - time.monotonic())

@@ -7,6 +7,8 @@ long.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, RowLogprobs, Source, SparseQ, Verdict
 from outrider.acceptance.tree import TokenTree
@@ -26,6 +28,9 @@ _SOURCES = {
 }
 RULES_BACK = {number: rule for rule, number in RULES.items()}
 _SOURCES_BACK = {number: source for source, number in _SOURCES.items()}
+
+COMMON_ORDERS = 256
+"""Nearly all that is ever ordered from drafts, which need not be made anew each time."""
 
 
 # Sampling parameters
@@ -76,9 +81,9 @@ def rule_from_proto(number: int, default: Rule = Rule.MATCH) -> Rule:
 
 def write_tree(tree: TokenTree, wire: replica_pb2.TokenTree) -> None:
     """Fill in the wire form of a token tree; a chain carries no parents."""
-    wire.tokens.extend(tree.tokens)
+    wire.tokens[:] = tree.tokens
     if not tree.is_chain:
-        wire.parents.extend(tree.parents)
+        wire.parents[:] = tree.parents
 
 
 def tree_from_proto(wire: replica_pb2.TokenTree) -> TokenTree:
@@ -115,8 +120,9 @@ def _q_from_proto(wire: replica_pb2.Proposal) -> tuple[SparseQ, ...]:
 
 def write_verdict(verdict: Verdict, wire: verifier_pb2.Verdict) -> None:
     """Fill in the wire form of a verdict."""
-    wire.next_tokens.extend(verdict.next_tokens)
-    wire.thresholds.extend(verdict.thresholds)
+    wire.next_tokens[:] = verdict.next_tokens
+    if verdict.thresholds:
+        wire.thresholds[:] = verdict.thresholds
     for row in verdict.logprobs:
         wire.logprobs.add(token_ids=row.token_ids, logprobs=row.logprobs)
     wire.step_microseconds = verdict.step_microseconds
@@ -155,4 +161,10 @@ def draft_first_from_proto(wire: verifier_pb2.Verify | verifier_pb2.FollowUp) ->
     """What the replica is to draft by itself, if it is."""
     if not wire.HasField("draft_first"):
         return None
-    return DraftFirst(wire.draft_first.max_tokens, tuple(wire.draft_first.siblings[:]))
+    first = wire.draft_first
+    return _draft_first(first.max_tokens, tuple(first.siblings))
+
+
+@lru_cache(COMMON_ORDERS)
+def _draft_first(max_tokens: int, siblings: tuple[int, ...]) -> DraftFirst:
+    return DraftFirst(max_tokens, siblings)
