@@ -22,7 +22,7 @@ from outrider.engine.runner import Chains
 from outrider.engine.schedule import Demand
 from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply
 from outrider.errors import InvalidArgument
-from outrider.protocol.items import DraftAhead, Drafted, DraftedAhead, FailureCode, Propose, Verify
+from outrider.protocol.items import DraftAhead, Drafted, DraftedAhead, DraftFirst, FailureCode, Key, Propose, Verify
 from outrider.sampling.distribution import UnusableLogits
 from outrider.sampling.draft import DraftRow, draft_rows
 from outrider.sampling.plain import MOST_BESIDE, is_plain
@@ -42,12 +42,21 @@ class DraftCore(ReplicaCore[Drafting]):
     def start_round(self, session: DraftSession, item: Verify | Propose | DraftAhead) -> Reply | None:
         """Begin to guess; the proposal comes from a later step."""
         assert not isinstance(item, Verify)
-        if item.max_tokens > self.max_proposal:
-            raise InvalidArgument("max_tokens", item.max_tokens, f"at most {self.max_proposal}")
-        self._check_siblings(session, item)
-        if len(session.history) >= self.engine.info.context_length:
-            raise _outgrown(session)
-        return self._look_ahead(session, item) if isinstance(item, DraftAhead) else self._guess(session, item)
+        self._check(session, item.max_tokens, item.siblings)
+        if isinstance(item, DraftAhead):
+            return self._look_ahead(session, item)
+        return self._guess(session, item.max_tokens, item.siblings)
+
+    def guess_on(self, session: DraftSession, append: Sequence[int], wanted: DraftFirst) -> Reply | None:
+        """What `handle` does with a Propose after all that is committed and `append`, known to be of the vocabulary."""
+        base = len(session.history) + len(append)
+        try:
+            session.work = None
+            self.sessions.go_on(session, append)
+            self._check(session, wanted.max_tokens, wanted.siblings)
+            return self._guess(session, wanted.max_tokens, wanted.siblings)
+        except Exception as error:
+            return self.refusal(Key(session.number, session.epoch, base), error)
 
     def demand(self, session: DraftSession) -> Demand:
         """What the work wants; without a round, all committed tokens but the last."""
@@ -116,27 +125,25 @@ class DraftCore(ReplicaCore[Drafting]):
         Who wants fewer is done after the same passes, and goes on together with the others. Raises UnusableLogits.
         """
         guesses = [session.work for session in sessions if isinstance(session.work, Guess)]
-        if len(guesses) < len(sessions) or not all(is_plain(session.sampling) for session in sessions):
+        sequences, states = [each.sequence for each in sessions], [each.sampling for each in sessions]
+        if len(guesses) < len(sessions) or not all(map(is_plain, states)):
             return None
-        room = min(session.sequence.max_length - len(session.sequence.cached) for session in sessions)
-        steps = min(max(guess.steps_left for guess in guesses), room + 1)  # the last token needs none
-        if steps < 2 or max(guess.most_siblings for guess in guesses) > MOST_BESIDE:
+        room = min([sequence.max_length - len(sequence.cached) for sequence in sequences])
+        steps = min(max([guess.steps_left for guess in guesses]), room + 1)  # the last token needs none
+        beside = max([guess.most_siblings for guess in guesses])
+        if steps < 2 or beside > MOST_BESIDE:
             return None
-        sequences = [session.sequence for session in sessions]
-        chains = self.engine.chains(sequences, [session.sampling for session in sessions], logits, steps, self.overlap)
-        if chains is None:
-            return None
-        bad = {place for row in chains.scores for place, score in enumerate(row) if not math.isfinite(score)}
-        if bad:
-            raise UnusableLogits(sorted(bad))
+        chains = self.engine.chains(sequences, states, logits, steps, beside, self.overlap)
+        if chains is not None and (bad := chains.unusable()):
+            raise UnusableLogits(bad)
         return chains
 
     def _take_chains(self, sessions: Sequence[DraftSession], chains: Chains) -> list[tuple[ReplicaPeer, Reply]]:
         replies: list[tuple[ReplicaPeer, Reply]] = []
-        for place, session in enumerate(sessions):
-            work = _work_of(session)
-            work.take_grown(session, [row[place : place + 1] for row in chains.ranked])
-            replies += _replies(session, work)
+        for session, ranked in zip(sessions, zip(*chains.ranked, strict=True), strict=True):
+            assert isinstance(session.work, Guess)
+            session.work.take_chain(session, ranked)
+            replies += _replies(session, session.work)
         return replies
 
     def _grow(self, sessions: Sequence[DraftSession]) -> list[tuple[ReplicaPeer, Reply]]:
@@ -163,24 +170,28 @@ class DraftCore(ReplicaCore[Drafting]):
             replies += _replies(session, work)
         return replies
 
-    def _check_siblings(self, session: DraftSession, item: Propose | DraftAhead) -> None:
-        if not item.siblings:
-            return
-        if session.sampling.rule is not Rule.MATCH:
-            raise InvalidArgument("siblings", item.siblings, f"empty under the {session.sampling.rule} rule")
-        if len(item.siblings) > item.max_tokens:
-            raise InvalidArgument("siblings", len(item.siblings), f"at most max_tokens, {item.max_tokens}, numbers")
-        if (nodes := item.max_tokens + sum(item.siblings)) > self.max_proposal:
-            raise InvalidArgument("max_tokens and siblings", nodes, f"at most {self.max_proposal} in all")
+    def _check(self, session: DraftSession, max_tokens: int, siblings: tuple[int, ...]) -> None:
+        """Raise InvalidArgument for a wish that cannot be met, ItemRefused where there is no more context."""
+        if max_tokens > self.max_proposal:
+            raise InvalidArgument("max_tokens", max_tokens, f"at most {self.max_proposal}")
+        if siblings:
+            if session.sampling.rule is not Rule.MATCH:
+                raise InvalidArgument("siblings", siblings, f"empty under the {session.sampling.rule} rule")
+            if len(siblings) > max_tokens:
+                raise InvalidArgument("siblings", len(siblings), f"at most max_tokens, {max_tokens}, numbers")
+            if (nodes := max_tokens + sum(siblings)) > self.max_proposal:
+                raise InvalidArgument("max_tokens and siblings", nodes, f"at most {self.max_proposal} in all")
+        if len(session.history) >= self.engine.info.context_length:
+            raise _outgrown(session)
 
-    def _guess(self, session: DraftSession, item: Propose) -> Reply | None:
+    def _guess(self, session: DraftSession, max_tokens: int, siblings: tuple[int, ...]) -> Reply | None:
         # The KV of all guessed tokens but the last is written.
         room = session.sequence.max_length - len(session.history) + 1
         if room < 1:
             raise _outgrown(session)
-        if item.max_tokens == 0:
-            return Drafted(item.key, NO_PROPOSAL)
-        session.work = Guess(min(item.max_tokens, room), Growing(item.siblings))
+        if max_tokens == 0:
+            return Drafted(session.key, NO_PROPOSAL)
+        session.work = Guess(min(max_tokens, room), Growing(siblings))
         return None
 
     def _look_ahead(self, session: DraftSession, item: DraftAhead) -> Reply | None:

@@ -56,11 +56,6 @@ class DraftingVerifyCore(VerifyCore):
         self._drafting_s += self.laps.lap()
         return []
 
-    def drop_peer(self, peer: ReplicaPeer) -> None:
-        """See `Core`."""
-        super().drop_peer(peer)
-        self._own.drop_peer(peer)
-
     def expire(self, now: float) -> None:
         """See `Core`."""
         super().expire(now)

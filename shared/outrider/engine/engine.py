@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
@@ -116,20 +115,22 @@ class Engine:
         states: Sequence[SamplingState],
         logits: Tensor,
         steps: int,
+        beside: int,
         meanwhile: Callable[[], None] = nothing,
     ) -> Chains | None:
         """Draw `steps` tokens after each sequence, one after another, the first from its row of `logits` [S, W].
 
+        At most `beside` of the next likeliest are named beside each.
         The states are plain (see `outrider.sampling.plain`), the cache holds each session's whole history. All tokens
         but the last join `cached`, once they are known to be usable. `meanwhile` is called once the device computes
         them, before it is waited for. None where the host has to take every step.
         """
         for sequence in sequences:
             sequence.check_room(steps - 1)
-        found = self._run.chains(sequences, states, logits, steps, meanwhile)
-        if found is not None and all(math.isfinite(score) for row in found.scores for score in row):
-            for place, sequence in enumerate(sequences):
-                sequence.extend([row[place] for row in found.tokens[:-1]], NO_TREE)
+        found = self._run.chains(sequences, states, logits, steps, beside, meanwhile)
+        if found is not None and not found.unusable():
+            for sequence, tokens in zip(sequences, zip(*found.tokens[:-1], strict=True), strict=True):
+                sequence.extend(tokens, NO_TREE)
         return found
 
     @torch.inference_mode()

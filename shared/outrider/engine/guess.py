@@ -6,7 +6,7 @@ where the target takes one, it is one more committed token to run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -99,8 +99,11 @@ class Growing:
         self.tokens.append(ranked[0])
         self.beside.append(ranked[1:wanted])
 
-    def add_until(self, ranked: Sequence[tuple[int, ...]], most: int, stop_ids: Collection[int]) -> int:
+    def add_until(self, ranked: Sequence[tuple[int, ...]], most: int, stop_ids: Set[int]) -> int:
         """Tokens as `add_ranked` takes them, until there are `most` or one of `stop_ids`; how many it took."""
+        if not self.siblings and stop_ids.isdisjoint(first := [each[0] for each in ranked[: most - len(self.tokens)]]):
+            self.tokens += first
+            return len(first)
         for taken, tokens in enumerate(ranked, start=1):
             self.add_ranked(tokens)
             if len(self.tokens) == most or tokens[0] in stop_ids:
@@ -112,7 +115,8 @@ class Growing:
         """What there is."""
         if not self.tokens:
             return NO_PROPOSAL
-        return Proposal(TokenTree.caterpillar(self.tokens, self.beside), Source.MODEL, tuple(self.q))
+        tree = TokenTree.caterpillar(self.tokens, self.beside) if self.siblings else TokenTree.chain(self.tokens)
+        return Proposal(tree, Source.MODEL, tuple(self.q))
 
 
 @dataclass(slots=True)
@@ -140,7 +144,8 @@ class Guess:
     @property
     def most_siblings(self) -> int:
         """Most siblings that one of the missing tokens wants."""
-        return max(self.growing.siblings[len(self.growing.tokens) :], default=0)
+        siblings = self.growing.siblings
+        return max(siblings[len(self.growing.tokens) :], default=0) if siblings else 0
 
     def demand(self, session: DraftSession) -> Demand:
         """The committed and guessed tokens without KV."""
@@ -148,8 +153,9 @@ class Guess:
 
     def feed(self, session: DraftSession) -> Feed:
         """The rest of the history, or the newest guess; logits for the last of them."""
-        tokens = (session.history + self.growing.tokens)[len(session.sequence.cached) :]
-        return Feed(session.sequence, tuple(tokens), want_logits=True)
+        known, computed = len(session.history), len(session.sequence.cached)
+        guessed = self.growing.tokens[max(computed - known, 0) :]
+        return Feed(session.sequence, session.history[computed:] + guessed, want_logits=True)
 
     def rows(self, session: DraftSession) -> list[DraftRow]:
         """The next token's."""
@@ -175,7 +181,11 @@ class Guess:
 
     def take_grown(self, session: DraftSession, steps: Sequence[Sequence[tuple[int, ...]]]) -> None:
         """As many of the tokens as there are until it has ended."""
-        self.growing.add_until([ranked for (ranked,) in steps], self.max_tokens, session.stop_token_ids)
+        self.take_chain(session, [ranked for (ranked,) in steps])
+
+    def take_chain(self, session: DraftSession, ranked: Sequence[tuple[int, ...]]) -> None:
+        """`take_grown` with the only branch's steps."""
+        self.growing.add_until(ranked, self.max_tokens, session.stop_token_ids)
 
     def reply(self, session: DraftSession) -> Drafted | None:
         """The proposal, when it is as long as was asked for or ends with a stop token: nothing can follow one."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal
 from outrider.engine.draft import DraftCore
-from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply, Session
-from outrider.engine.worker import DeviceWorker
-from outrider.protocol.items import Close, Drafted, DraftFirst, Failed, FailureCode, Key, Open, Propose
+from outrider.engine.guess import DraftSession
+from outrider.engine.sessions import ItemRefused, Reply, Request, Session
+from outrider.engine.worker import DeviceWorker, Peer
+from outrider.protocol.items import Close, Drafted, DraftFirst, Failed, FailureCode, Open
 from outrider.sampling.verify import VerifyRows
 from outrider.telemetry.logs import get_logger
 
@@ -27,23 +29,24 @@ RETRY_S = 1.0
 Target = Session[VerifyRows]
 
 
-@dataclass(frozen=True, slots=True)
-class OwnGuess:
+class OwnGuess(NamedTuple):
     """What the draft says for a session's round."""
 
     session: Target
     proposal: Proposal  # empty where the draft has nothing
 
 
-@dataclass(slots=True)
-class _Held:
-    """A session of the verifier, as the draft has it."""
+class _Held(Peer[Request, Reply]):
+    """A session of the verifier, as the draft has it: a peer with one session."""
 
-    session: Target
-    opening: Open  # as the verifier got it, without the tokens
-    known: int = 0  # committed tokens that the draft was told of; 0: it is not open there
-    next_try: float = 0.0
-    asked: Key | None = None  # the guess under way
+    def __init__(self, worker: DeviceWorker[Request, Reply], session: Target, opening: Open) -> None:
+        super().__init__(worker, session.peer.name, lambda replies: None, session.peer.vocabulary_size)
+        self.session = session
+        self.opening = opening  # as the verifier got it, without the tokens
+        self.draft: DraftSession | None = None  # None: it is not open there, or not any more
+        self.known = 0  # committed tokens that the draft was told of; 0: it was told of none
+        self.next_try = 0.0
+        self.asked = 0  # how many were committed before the guess under way; 0: none is wanted
 
 
 class OwnDraft:
@@ -52,9 +55,9 @@ class OwnDraft:
     def __init__(self, core: DraftCore, clock: Callable[[], float] = time.monotonic) -> None:
         self.core = core
         self._clock = clock
-        self._worker = DeviceWorker(core)  # makes peers; it is never started, the verifier's thread runs the core
-        self._peers: dict[ReplicaPeer, ReplicaPeer] = {}  # by the verifier's
-        self._held: dict[tuple[ReplicaPeer, int], _Held] = {}  # by the draft's peer and the session's number
+        self._worker = DeviceWorker(core)  # the peers'; it is never started, the verifier's thread runs the core
+        self._held: dict[Target, _Held] = {}
+        core.sessions.on_remove = _lose
 
     def claim_thread(self) -> None:
         """See `outrider.engine.worker.Core`."""
@@ -67,19 +70,12 @@ class OwnDraft:
 
     def expect(self, session: Target, opening: Open) -> None:
         """The verifier has opened a session; it is opened here when the first guess is asked for."""
-        self._held[self._place(session)] = _Held(session, replace(opening, tokens=()))
+        self._held[session] = _Held(self._worker, session, replace(opening, tokens=()))
 
     def forget(self, session: Target) -> None:
         """The verifier has closed it."""
-        place = self._place(session)
-        held = self._held.get(place)
-        if held is not None and held.session is session:
-            del self._held[place]
-            self._close(place, held)
-
-    def drop_peer(self, peer: ReplicaPeer) -> None:
-        """The verifier's peer is gone, and its sessions with it."""
-        self._peers.pop(peer, None)
+        if held := self._held.pop(session, None):
+            self._close(held)
 
     def expire(self, now: float) -> None:
         """See `outrider.engine.worker.Core`."""
@@ -87,74 +83,76 @@ class OwnDraft:
 
     def cancel(self, session: Target) -> None:
         """Whatever is under way for the session, its result is wanted no more."""
-        if held := self._held.get(self._place(session)):
-            held.asked = None
+        if held := self._held.get(session):
+            held.asked = 0
 
     def ask(self, session: Target, wanted: DraftFirst) -> OwnGuess | None:
         """Begin to guess after the session's history. None: it comes from `step`. Raise ItemRefused for a bad wish."""
-        place = self._place(session)
-        held = self._held[place]
-        key = session.key
-        if held.known == 0 and not self._open(place, held, session):
+        held = self._held[session]
+        if held.known == 0 and not self._open(held):
             return OwnGuess(session, NO_PROPOSAL)
-        held.asked = key
-        append = tuple(session.history[held.known :])
-        item = Propose(key, held.known, append, wanted.max_tokens, wanted.siblings)
-        held.known = len(session.history)
-        reply = self.core.handle(place[0], item)
+        history, known = session.history, held.known
+        held.asked = held.known = len(history)
+        if held.draft is None or known > len(history):
+            reply: Reply | None = Failed(session.key, FailureCode.UNKNOWN_SESSION, "the draft has lost its history")
+        else:
+            reply = self.core.guess_on(held.draft, history[known:], wanted)
         if isinstance(reply, Failed) and reply.code is FailureCode.INVALID_ARGUMENT:
             raise ItemRefused(reply.code, reply.message)
-        return None if reply is None else self._take(place, reply)
+        return None if reply is None else self._take(held, reply)
 
     def step(self, meanwhile: Callable[[], None]) -> list[OwnGuess]:
         """One pass; the guesses that are done. `meanwhile`: see `outrider.engine.worker.Core`."""
-        found = [self._take((peer, reply.key.session), reply) for peer, reply in self.core.step(meanwhile)]
-        return [guess for guess in found if guess is not None]
+        guesses: list[OwnGuess] = []
+        for peer, reply in self.core.step(meanwhile):
+            assert isinstance(peer, _Held)
+            if guess := self._take(peer, reply):
+                guesses.append(guess)
+        return guesses
 
-    def _take(self, place: tuple[ReplicaPeer, int], reply: Reply) -> OwnGuess | None:
+    def _take(self, held: _Held, reply: Reply) -> OwnGuess | None:
         """The guess that a reply of the draft is, if anybody still waits for it."""
-        held = self._held.get(place)
-        if held is None or held.asked != reply.key:
+        base, session = reply.key.base_length, held.session
+        if held.asked != base:
             return None
-        held.asked = None
-        if reply.key != held.session.key:  # its history has moved on meanwhile
+        held.asked = 0
+        if base != len(session.history):  # it has moved on meanwhile
             return None
-        proposal = NO_PROPOSAL
         if isinstance(reply, Drafted):
-            proposal = reply.proposal
-        elif isinstance(reply, Failed):
-            self._fail(place, held, reply)
-        return OwnGuess(held.session, proposal)
+            return OwnGuess(session, reply.proposal)
+        if isinstance(reply, Failed):
+            self._fail(held, reply)
+        return OwnGuess(session, NO_PROPOSAL)
 
-    def _open(self, place: tuple[ReplicaPeer, int], held: _Held, session: Target) -> bool:
+    def _open(self, held: _Held) -> bool:
         if self._clock() < held.next_try:
             return False
+        session = held.session
         opening = replace(
             held.opening, key=session.key, tokens=tuple(session.history), max_length=session.sequence.max_length
         )
-        reply = self.core.handle(place[0], opening)
+        reply = self.core.handle(held, opening)
         if isinstance(reply, Failed):
-            self._fail(place, held, reply)
+            self._fail(held, reply)
             return False
+        held.draft = self.core.sessions.find(held, opening.key)
         held.known = len(session.history)
         return True
 
-    def _fail(self, place: tuple[ReplicaPeer, int], held: _Held, reply: Failed) -> None:
-        log.warning("session %d goes on without its draft: %s", place[1], reply.message)
-        self._close(place, held)
+    def _fail(self, held: _Held, reply: Failed) -> None:
+        log.warning("session %d goes on without its draft: %s", held.session.number, reply.message)
+        self._close(held)
         outgrown = reply.code is FailureCode.CONTEXT_LENGTH
         lost = reply.code is FailureCode.UNKNOWN_SESSION  # its lease had run out: it can come back at once
         held.next_try = float("inf") if outgrown else self._clock() + (0.0 if lost else RETRY_S)
 
-    def _close(self, place: tuple[ReplicaPeer, int], held: _Held) -> None:
-        if held.known:
-            self.core.handle(place[0], Close(Key(place[1], held.opening.key.epoch, held.known)))
-            held.known = 0
+    def _close(self, held: _Held) -> None:
+        if held.draft is not None:
+            self.core.handle(held, Close(held.draft.key))
+        held.known = 0
 
-    def _place(self, session: Target) -> tuple[ReplicaPeer, int]:
-        peer = self._peers.get(session.peer)
-        if peer is None:
-            peer = self._peers[session.peer] = self._worker.connect(
-                session.peer.name, lambda replies: None, vocabulary_size=session.peer.vocabulary_size
-            )
-        return peer, session.number
+
+def _lose(draft: DraftSession) -> None:
+    """The draft has freed a session: closed, failed, or its lease ran out."""
+    if isinstance(draft.peer, _Held):  # else one of those that it is timed with at the start
+        draft.peer.draft = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -33,7 +34,13 @@ class Chains:
 
     tokens: list[list[int]]
     scores: list[list[float]]  # not finite where nothing can be drawn
-    ranked: list[list[tuple[int, ...]]]  # the token, and beside it the next likeliest, MOST_BESIDE at most
+    ranked: list[list[tuple[int, ...]]]  # the token, and beside it the next likeliest, as many as there are
+
+    def unusable(self) -> list[int]:
+        """The rows in which, at some step, nothing can be drawn."""
+        if all(all(map(math.isfinite, row)) for row in self.scores):
+            return []
+        return sorted({place for row in self.scores for place, score in enumerate(row) if not math.isfinite(score)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,7 @@ class Runner(Protocol):
         states: Sequence[SamplingState],
         logits: Tensor,
         steps: int,
+        beside: int,
         meanwhile: Callable[[], None],
     ) -> Chains | None:
         """See `Engine.chains`; None where the host has to take every step."""
@@ -113,6 +121,7 @@ class GeneralRunner:
         states: Sequence[SamplingState],
         logits: Tensor,
         steps: int,
+        beside: int,
         meanwhile: Callable[[], None],
     ) -> Chains | None:
         """See `Runner`: the host takes every step."""

@@ -148,25 +148,33 @@ class SessionTable(Generic[Work]):
         session.sampling.advance(item.keep, item.append)
         del session.history[item.keep :]
         session.history.extend(item.append)
-        try:
-            session.sequence.align(session.history, min(item.keep, len(session.sequence.cached)))
-        except ResourceExhausted:
-            self.remove(session)  # history and KV no longer agree; the coordinator comes back with the whole history
-            raise
+        self._align(session, item.keep)
 
-    def go_on(self, session: Session[Work], path: Sequence[int], tokens: Sequence[int]) -> None:
-        """What `advance` does where a round has ended: `path` of the tree in flight stands, and `tokens` are committed.
+    def go_on(self, session: Session[Work], tokens: Sequence[int], path: Sequence[int] | None = None) -> None:
+        """What `advance` does with all that is committed and then `tokens`, which are known to be of the vocabulary.
 
-        They are the path's and the one after it. Raise ItemRefused if there is no room for them.
+        `path`: the nodes in flight that stand for all of them but the last, where that is known too. Raise ItemRefused,
+        ResourceExhausted.
         """
-        base = len(session.history) + len(tokens)
-        if base > session.sequence.max_length:
-            raise _no_room(session, base)
+        known = len(session.history)
+        if known + len(tokens) > session.sequence.max_length:
+            raise _no_room(session, known + len(tokens))
         session.last_used = self._clock()
         session.judged = session.follow_up = None
         session.sampling.go_on(tokens)
         session.history.extend(tokens)
-        session.sequence.accept(path)
+        if path is None:
+            self._align(session, known)
+        else:
+            session.sequence.accept(path)
+
+    def _align(self, session: Session[Work], keep: int) -> None:
+        """Roll the KV back to what still holds; the first `keep` tokens do."""
+        try:
+            session.sequence.align(session.history, min(keep, len(session.sequence.cached)))
+        except ResourceExhausted:
+            self.remove(session)  # history and KV no longer agree; the coordinator comes back with the whole history
+            raise
 
     def remove(self, session: Session[Work]) -> None:
         """Free the session; its full blocks stay in the prefix cache."""

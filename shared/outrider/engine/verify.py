@@ -118,7 +118,7 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         if following is None:
             return None
         try:
-            self.sessions.go_on(session, outcome.accepted, tokens)
+            self.sessions.go_on(session, tokens, outcome.accepted)
             if isinstance(following, DraftFirst):
                 self.begin_drafting(session, following)
             else:

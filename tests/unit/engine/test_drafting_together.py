@@ -58,6 +58,7 @@ class Stepwise:
         states: Sequence[SamplingState],
         logits: Tensor,
         steps: int,
+        beside: int,
         meanwhile: Callable[[], None],
     ) -> Chains:
         meanwhile()

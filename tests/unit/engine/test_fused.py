@@ -22,6 +22,7 @@ from outrider.engine.probe import probe_calls
 from outrider.engine.sequence import NO_TREE
 from outrider.protocol.items import DraftAhead, Key, Propose
 from outrider.sampling.draft import DraftRow, draft_rows
+from outrider.sampling.plain import MOST_BESIDE
 from tests.conftest import TinyModel
 from tests.interpreter import INTERPRETED
 from tests.unit.engine.engines import assert_close, random_tokens, reference_logits
@@ -106,7 +107,7 @@ def test_chains_are_what_the_steps_would_have_drafted(tiny_model: TinyModel, tem
         expected.append(tokens[len(text) :])
     sequences = [engine.open(text, 256, salt="chains") for text in texts]
     logits = engine.forward([Feed(sequence, text) for sequence, text in zip(sequences, texts, strict=True)])
-    chains = engine.chains(sequences, states, logits, steps)
+    chains = engine.chains(sequences, states, logits, steps, MOST_BESIDE)
     assert chains is not None
     assert [list(tokens) for tokens in zip(*chains.tokens, strict=True)] == expected
     assert [sequence.cached[len(text) :] for sequence, text in zip(sequences, texts, strict=True)] == [
@@ -118,7 +119,7 @@ def test_chains_are_what_the_steps_would_have_drafted(tiny_model: TinyModel, tem
     logits = torch.cat([logits[:2], engine.forward([Feed(more, third)])])
     for sequence, text in zip(sequences, texts, strict=False):
         sequence.cached[len(text) :] = []
-    again = engine.chains([*sequences[:2], more], [*states[:2], states[0]], logits, steps)
+    again = engine.chains([*sequences[:2], more], [*states[:2], states[0]], logits, steps, MOST_BESIDE)
     assert again is not None
     assert [list(tokens)[:steps] for tokens in zip(*again.tokens, strict=True)][:2] == expected[:2]
 

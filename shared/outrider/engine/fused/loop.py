@@ -120,8 +120,13 @@ class Draws:
         """[steps, 2 + MOST_BESIDE, rows or more] for draws; those of each step begin at an aligned address."""
         return self._drawn.new_empty(steps, 2 + MOST_BESIDE, -(-rows // ALIGNED) * ALIGNED)
 
-    def collected(self, found: Tensor, rows: int, meanwhile: Callable[[], None] = nothing) -> Chains:
-        """Wait for the device, after `meanwhile`; of the draws `found`, which lie in a `room`, so many `rows` count."""
+    def collected(
+        self, found: Tensor, rows: int, beside: int = MOST_BESIDE, meanwhile: Callable[[], None] = nothing
+    ) -> Chains:
+        """Wait for the device, after `meanwhile`; of the draws `found`, which lie in a `room`, so many `rows` count.
+
+        Of what stands beside a token, the first `beside` are told.
+        """
         size = found.numel()
         common = size <= len(self._host_found)
         host = (self._host_found[:size] if common else found.new_empty(size, device="cpu")).view(found.shape)
@@ -132,7 +137,12 @@ class Draws:
             meanwhile()
             self._arrived.synchronize()
         numbers = host.numpy()[:, :, :rows]
-        ranked = [[(token, *beside) for token, _, *beside in step] for step in numbers.transpose(0, 2, 1).tolist()]
-        if numbers[:, 2:].min() == NOTHING:
-            ranked = [[tuple(token for token in tokens if token != NOTHING) for tokens in step] for step in ranked]
-        return Chains(numbers[:, 0].tolist(), numbers[:, 1].view(np.float32).tolist(), ranked)
+        tokens = numbers[:, 0].tolist()
+        if beside == 0:
+            ranked: list[list[tuple[int, ...]]] = [[(token,) for token in step] for step in tokens]
+        else:
+            named = np.delete(numbers[:, : 2 + beside], 1, axis=1).transpose(0, 2, 1)
+            ranked = [list(map(tuple, step)) for step in named.tolist()]
+            if named.min() == NOTHING:
+                ranked = [[tuple(token for token in tokens if token != NOTHING) for tokens in step] for step in ranked]
+        return Chains(tokens, numbers[:, 1].view(np.float32).tolist(), ranked)

@@ -62,6 +62,7 @@ class FusedRunner:
         states: Sequence[SamplingState],
         logits: Tensor,
         steps: int,
+        beside: int,
         meanwhile: Callable[[], None],
     ) -> Chains | None:
         """See `Runner`."""
@@ -84,7 +85,7 @@ class FusedRunner:
             else:
                 self._loop_step(plan, draws)
             found[step, :, :count] = drawn
-        return draws.collected(found, count, meanwhile)
+        return draws.collected(found, count, beside, meanwhile)
 
     def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
         """See `Runner`. The host writes the plan of a pass while the one before runs, and waits once, at the end."""
