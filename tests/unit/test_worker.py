@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from outrider.engine.worker import DeviceWorker, Peer, nothing
@@ -105,6 +106,90 @@ def test_a_full_queue_refuses_and_loses_nothing() -> None:
     assert peer.post([5, 6, 7, 8]) == 4
     assert inbox.wait_for(9) == list(range(9))
     worker.stop()
+
+
+class Stepping(Counting):
+    """Answers each item after as many steps as it says, all side by side."""
+
+    def __init__(self, log: list[str], idle_step: int = 0, broken_step: int = 0) -> None:
+        """Nothing is done meanwhile in the step number `idle_step`; `broken_step` raises."""
+        super().__init__()
+        self.log = log
+        self.idle_step, self.broken_step = idle_step, broken_step
+        self.steps = 0
+
+    def handle(self, peer: Peer[int, int], item: int) -> int | None:
+        self.waiting.append((peer, item))
+        return None
+
+    def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[Peer[int, int], int]]:
+        self.steps += 1
+        self.log.append("launched")
+        if self.steps != self.idle_step:
+            meanwhile()
+        self.begun.set()
+        assert self.release.wait(10)
+        self.log.append("waited")
+        if self.steps == self.broken_step:
+            raise ZeroDivisionError("a bug")
+        done = [each for each in self.waiting if each[1] == self.steps]
+        self.waiting = [each for each in self.waiting if each[1] > self.steps]
+        return done
+
+
+class Watched:
+    """A worker that has got items, all at once, and what it does: steps, and replies on their way."""
+
+    def __init__(self, *items: int, **core: int) -> None:
+        self.log: list[str] = []
+        self.inbox = Inbox()
+        self.core = Stepping(self.log, **core)
+        self.ended = threading.Event()
+        self.worker: DeviceWorker[int, int] = DeviceWorker(self.core, on_failure=self.ended.set)
+        peer = self.worker.connect("peer", self.deliver, vocabulary_size=1)
+        assert peer.post(items) == len(items)
+
+    def deliver(self, replies: Sequence[int]) -> None:
+        self.log.append(f"told {list(replies)}")
+        self.inbox.deliver(replies)
+
+
+def test_replies_leave_once_the_next_pass_is_launched_or_at_once_if_there_is_none() -> None:
+    watched = Watched(1, 2, 2)
+    watched.worker.start()
+    watched.inbox.wait_for(3)
+    watched.worker.stop()
+    assert watched.log == ["launched", "waited", "launched", "told [1]", "waited", "told [2, 2]"]
+
+
+def test_a_step_that_does_nothing_meanwhile_holds_nothing_up() -> None:
+    watched = Watched(1, 3, idle_step=2)
+    watched.worker.start()
+    watched.inbox.wait_for(2)
+    watched.worker.stop()
+    assert watched.log == ["launched", "waited", "launched", "waited", "told [1]", "launched", "waited", "told [3]"]
+
+
+def test_what_is_ready_leaves_when_a_bug_ends_the_thread() -> None:
+    watched = Watched(1, 3, idle_step=2, broken_step=2)
+    watched.worker.start()
+    assert watched.ended.wait(10)
+    assert watched.log == ["launched", "waited", "launched", "waited", "told [1]"]
+
+
+def test_what_is_ready_leaves_when_the_worker_is_stopped() -> None:
+    watched = Watched(1, 3)
+    watched.core.release.clear()
+    watched.worker.start()
+    assert watched.core.begun.wait(10)
+    stopping = threading.Thread(target=watched.worker.stop)
+    stopping.start()
+    deadline = time.monotonic() + 10
+    while watched.worker._inbox.empty() and time.monotonic() < deadline:  # until it has been told to stop
+        time.sleep(0.001)
+    watched.core.release.set()
+    stopping.join(10)
+    assert watched.log == ["launched", "waited", "told [1]"]
 
 
 def test_a_bug_in_the_core_ends_the_thread_and_is_reported() -> None:

@@ -17,6 +17,7 @@ from outrider.acceptance.params import Rule
 from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.batch import Feed
 from outrider.engine.draft import DraftCore
+from outrider.engine.engine import Engine
 from outrider.engine.runner import Chains, Growth, Runner
 from outrider.engine.sequence import NO_TREE, KvSequence
 from outrider.protocol.items import DraftAhead, Drafted, DraftedAhead, Failed, Key, Propose
@@ -195,6 +196,19 @@ def test_a_guess_beside_a_foresight_waits_for_no_pass_of_its_own(tiny_model: Tin
     ((_, second),) = quick.core.step()
     assert (second.key.session, stepwise.passes) == (1, 1 + 5)
     assert not quick.core.busy
+
+
+@pytest.mark.parametrize("item", [guess(1, 4), guess(1, 1), look_ahead(1, CHAIN, 2, (1, 1, 1, 1))])
+def test_a_step_leaves_time_for_others_once(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, item: Any) -> None:
+    monkeypatch.setattr(Engine, "computes_apart", True)
+    quick, stepwise = quick_draft(tiny_model("llama"))
+    quick.open(1, PROMPT, Rule.MATCH, PLAIN)
+    assert quick.core.handle(quick.peer, item) is None
+    begun: list[int] = []
+    stepwise.passes = 0
+    ((_, reply),) = quick.core.step(lambda: begun.append(stepwise.passes))
+    assert reply.key == item.key
+    assert begun == [1]
 
 
 def test_a_session_in_which_nothing_can_be_drawn_fails_alone(tiny_model: TinyModel) -> None:
