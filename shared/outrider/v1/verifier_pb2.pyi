@@ -321,7 +321,9 @@ class Verdict(_message.Message):
     STEP_ROWS_FIELD_NUMBER: _builtins.int
     STEP_SESSIONS_FIELD_NUMBER: _builtins.int
     step_microseconds: _builtins.int
-    """Device time of the step that held this round, shared with the other sessions of the batch."""
+    """Time of the step that held this round, shared with the other sessions of the batch: from the end of the step before,
+    or, after a pause, from the first item that ended it.
+    """
     draft_microseconds: _builtins.int
     """How long the replica drafted by itself for the sessions of this step, whether or not for this one."""
     draft_depth: _builtins.int
