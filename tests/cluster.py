@@ -118,9 +118,9 @@ def slow_passes(cluster: Cluster, seconds: float = 0.03) -> Iterator[None]:
         for replica in cluster.verifiers:
             core = replica._worker._core
 
-            def step(fast: Callable[[], Any] = core.step) -> Any:
+            def step(meanwhile: Callable[[], None], fast: Callable[..., Any] = core.step) -> Any:
                 time.sleep(seconds)
-                return fast()
+                return fast(meanwhile)
 
             stack.enter_context(mock.patch.object(core, "step", step))
         yield
