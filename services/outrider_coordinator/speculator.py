@@ -16,13 +16,16 @@ from outrider.telemetry.logs import get_logger
 from outrider_coordinator.drafters import Drafter, OwnDrafter
 from outrider_coordinator.judged import Judged
 from outrider_coordinator.look_ahead import LookAhead
-from outrider_coordinator.orders import Checked, deepest
+from outrider_coordinator.orders import Checked, Order, deepest
 from outrider_coordinator.session import Delta, Session
 
 log = get_logger(__name__)
 
-STANDS = 4
-"""Rounds for which it stands what a verifier drafts by itself: sessions keep in step, and deciding takes a while."""
+STANDS = 8
+"""Most rounds for which it stands what follows by itself: a verifier is never kept waiting, and deciding takes a while.
+
+More would save little more, and what was learned meanwhile would be heeded later.
+"""
 
 
 class Speculator:
@@ -54,8 +57,6 @@ class Speculator:
         self._levels: dict[Source, int] = {}  # of the round in progress, as is the next
         self._longest = self._most = 0
         self._up_to_date = False  # the drafter of the round in progress had nothing to catch up
-        self._standing = Choice(Source.NONE, 0)  # what was decided last for the verifier's own draft
-        self._stands_for = 0  # rounds
 
     @property
     def fallback_reason(self) -> str:
@@ -98,37 +99,40 @@ class Speculator:
         if self._look_ahead is not None:
             self._look_ahead.begin(committed, wanted.tree, min(max_tokens, self._longest))
 
-    def following(self, committed: Sequence[int], wanted: Checked) -> Checked | None:
+    def following(self, committed: Sequence[int], wanted: Checked) -> Order | None:
         """What follows the round of `wanted`, whatever comes of it; None: that depends on it, or nothing remains then.
 
         A plain round follows where this one had better be plain too: what n-grams then find is proposed a round later,
         which costs less than to keep the verifier waiting in every plain round. Where the verifier drafts by itself,
-        what would be chosen now is what follows. Where a draft works ahead, its table says it.
+        what would be chosen now is what follows, for a while unless it is a probe. Where a draft works ahead, its table
+        says it.
         """
         if self._look_ahead is not None and self._look_ahead.begun:
             return None
-        count = 1 + deepest(wanted if isinstance(wanted, DraftFirst) else wanted.tree)
+        count = 1 + deepest(wanted)
         longest = self._session.draft_budget_after(count)
         if longest is None:
             return None
         if self._own_draft is None or not self._own_draft.level(committed):
-            return NO_PROPOSAL if self._control.rests(self._levels, self._longest) else None
-        choice = self._decided_next(min(longest, self._most), min(self._session.node_budget_after(count), self._most))
+            if not self._control.rests(self._levels, self._longest):
+                return None
+            # What n-grams find, or a draft that comes back, is wanted soon.
+            alone = self._look_ahead is None and Source.NGRAM not in self._drafters
+            return self._order(NO_PROPOSAL, count, stands=alone)
+        nodes = min(self._session.node_budget_after(count), self._most)
+        choice = self._control.decide_next({**self._levels, Source.MODEL: 1}, min(longest, self._most), nodes)
         if choice is None or choice.source is Source.NGRAM:
             return None
-        return DraftFirst(choice.length, choice.siblings) if choice.length else NO_PROPOSAL
+        then = DraftFirst(choice.length, choice.siblings) if choice.length else NO_PROPOSAL
+        return self._order(then, count, stands=self._control.settled)
 
-    def _decided_next(self, longest: int, nodes: int) -> Choice | None:
-        """What is drafted for the next round, where that does not depend on this one. A decision stands for a while."""
-        standing = self._standing
-        if self._stands_for and standing.length <= longest and standing.length + sum(standing.siblings) <= nodes:
-            self._stands_for -= 1
-            return standing
-        choice = self._control.decide_next({**self._levels, Source.MODEL: 1}, longest, nodes)
-        self._stands_for = 0
-        if choice is not None and choice.source is not Source.NGRAM and self._control.settled:
-            self._standing, self._stands_for = choice, STANDS
-        return choice
+    def _order(self, then: Checked, count: int, *, stands: bool) -> Order:
+        """For as many rounds as surely fit into the answer, once the round in flight has committed `count` tokens."""
+        if not stands:
+            return Order(then)
+        each = deepest(then) + 1
+        last = max(each, each - 1 + sum(then.siblings)) if isinstance(then, DraftFirst) else each
+        return Order(then, max(1, min(STANDS, 1 + (self._session.node_budget_after(count) - last) // each)))
 
     def learn(self, judged: Judged, delta: Delta, *, propose_ms: float, verify_ms: float) -> None:
         """Take in how a round went, and how long its two parts took in milliseconds."""
@@ -152,7 +156,6 @@ class Speculator:
             stood=stood,
         )
         if self._control.record(result):
-            self._stands_for = 0
             log.warning("session %d falls back to plain decoding: %s", self._session.number, self.fallback_reason)
             metrics.fallbacks.add(1, {"cause": "acceptance"})
 

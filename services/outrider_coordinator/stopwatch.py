@@ -30,6 +30,7 @@ class RoundClock:
         self._verdict = self._last
         if judged.draft_ms:
             self.propose_ms = judged.draft_ms
+        if judged.draft_ms or began_by_itself:
             # The verdict before may have come late: then less is left of the round here than it took there.
             self.verify_ms = max(self.verify_ms - judged.draft_ms, judged.step_ms, SHORTEST_MS)
 

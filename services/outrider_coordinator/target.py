@@ -35,7 +35,7 @@ from outrider.rpc.replica_link import ReplicaLink
 from outrider.telemetry import metrics
 from outrider.telemetry.logs import get_logger
 from outrider_coordinator.judged import Judged, judged
-from outrider_coordinator.orders import Checked, Orders
+from outrider_coordinator.orders import Checked, Order, Orders
 from outrider_coordinator.replicas import Replicas
 from outrider_coordinator.room import Room
 from outrider_coordinator.session import Session
@@ -107,12 +107,12 @@ class TargetBinding:
         self,
         committed: Sequence[int],
         wanted: Checked,
-        following: Callable[[], Checked | None] = lambda: None,
+        following: Callable[[], Order | None] = lambda: None,
     ) -> Judged:
         """The target's word on a proposal after `committed`, or on what its verifier drafts by itself.
 
-        `following` is asked, once the round is on its way, what the verifier is to go on with, whatever comes of it. On
-        a verifier that does not draft, a round for which it was to is a plain one.
+        `following` is asked, once the round is on its way, what the verifier is to go on with, whatever comes of it,
+        unless that was said before. On a verifier that does not draft, a round for which it was to is a plain one.
 
         Raises Unavailable when no verifier could be had in time, ResourceExhausted when none has room.
         """
@@ -141,10 +141,11 @@ class TargetBinding:
         foreseen: Sequence[Foreseen] = (),
         *,
         otherwise: Checked | None,
+        rounds: int = 1,
     ) -> None:
         """Let the verifier begin by itself what comes after the round of `in_flight`, if that is still on its way."""
         if self._orders is not None and self._in_flight == base and not self._orders.given(base):
-            bytes_sent = self._orders.give(base, in_flight, foreseen, otherwise=otherwise)
+            bytes_sent = self._orders.give(base, in_flight, foreseen, otherwise=otherwise, rounds=rounds)
             self._session.counts.wire_bytes += bytes_sent
 
     def promised(self, committed: Sequence[int]) -> Checked | None:
@@ -180,22 +181,23 @@ class TargetBinding:
         link: VerifierLink,
         committed: Sequence[int],
         wanted: Checked,
-        following: Callable[[], Checked | None],
+        following: Callable[[], Order | None],
     ) -> Judged:
         assert self._orders is not None
         known, base = self._known, len(committed)
         key = self._key(base)
         if self._orders.promised(committed) is not None:
-            self._orders.end(kept=key)
+            self._orders.begin(base)
         else:
             self._orders.end()
             if isinstance(wanted, DraftFirst) and not self.drafts:
                 wanted = NO_PROPOSAL
             link.send(_verify(key, known, tuple(committed[known:]), wanted))
         self._in_flight = base
-        then = following()
-        if then is not None and (self.drafts or not isinstance(then, DraftFirst)):
-            self.follow_up(base, wanted if isinstance(wanted, DraftFirst) else wanted.tree, otherwise=then)
+        order = None if self._orders.given(base) else following()
+        if order is not None and (self.drafts or not isinstance(order.then, DraftFirst)):
+            in_flight = wanted if isinstance(wanted, DraftFirst) else wanted.tree
+            self.follow_up(base, in_flight, otherwise=order.then, rounds=order.rounds)
         try:
             exchange = await link.receive(key, self._timeout_s)
         finally:

@@ -77,15 +77,27 @@ class Pending:
 
 @dataclass(slots=True)
 class Following:
-    """Verdicts of which one is to come, that of the round after another, which decides its base length."""
+    """Verdicts of rounds that follow each other by themselves. What comes of one decides where the next one begins."""
 
-    first: int  # base lengths
+    first: int  # base lengths at which they may begin
     last: int
-    early: dict[int, Pending] = field(default_factory=dict)
+    rounds: int  # so many follow at most
+    early: dict[int, Pending] = field(default_factory=dict)  # of rounds that nobody knows of yet
+    lost: OutriderError | None = None  # why none comes any more
 
-    def __contains__(self, base_length: int) -> bool:
-        return self.first <= base_length <= self.last
+    def at(self, base_length: int) -> Pending | None:
+        """The verdict of the round that begins there, which most likely is none; None: none can begin there."""
+        found = self.early.get(base_length)
+        if found is None and self.first <= base_length <= self.last and len(self.early) < self.rounds:
+            found = self.early[base_length] = Pending(0, VERDICT)
+        return found
 
-    def at(self, base_length: int) -> Pending:
-        """The verdict of the round that begins there, which most likely is none."""
-        return self.early.setdefault(base_length, Pending(0, VERDICT))
+    def begin(self, base_length: int, most: int) -> Pending:
+        """The verdict of the round that did begin there; those after it begin 1 to `most` tokens on."""
+        found = self.early.pop(base_length, None) or Pending(0, VERDICT)
+        if self.lost is not None:
+            found.settle(self.lost)
+        self.first, self.last, self.rounds = base_length + 1, base_length + most, self.rounds - 1
+        if self.early:
+            self.early = {base: each for base, each in self.early.items() if self.first <= base <= self.last}
+        return found

@@ -141,18 +141,23 @@ class ReplicaLink(Generic[Item, Reply]):
         """Drop the reply with this key, if it ever comes."""
         self._pending.pop(key, None)
 
-    def expect_after(self, key: Key, most: int) -> None:
-        """Until `end_after` keep the verdict of the round after that of `key`, which begins 1 to `most` tokens on."""
+    def expect_after(self, key: Key, most: int, rounds: int = 1) -> None:
+        """Until `end_after` keep the verdicts of `rounds` after that of `key`, which begin 1 to `most` tokens on."""
         opening = key.session, key.epoch
         assert opening not in self._following, "one order at a time"
-        self._following[opening] = Following(key.base_length + 1, key.base_length + most)
+        self._following[opening] = Following(key.base_length + 1, key.base_length + most, rounds)
 
-    def end_after(self, key: Key, kept: Key | None = None) -> None:
-        """Drop what `expect_after` kept, but the reply with the key `kept`, which is expected like any other now."""
-        following = self._following.pop((key.session, key.epoch))
-        if kept is not None:
-            assert kept not in self._pending, "one call at a time for a key"
-            self._pending[kept] = following.at(kept.base_length)
+    def begin_after(self, key: Key, most: int = 0) -> None:
+        """One of those rounds is that of `key`: its reply is expected like any other now.
+
+        Those of the rounds after it, which begin 1 to `most` tokens on, are kept on.
+        """
+        assert key not in self._pending, "one call at a time for a key"
+        self._pending[key] = self._following[key.session, key.epoch].begin(key.base_length, most)
+
+    def end_after(self, key: Key) -> None:
+        """Drop what `expect_after` kept of this opening."""
+        del self._following[key.session, key.epoch]
 
     @property
     def expected(self) -> int:
@@ -272,7 +277,7 @@ class ReplicaLink(Generic[Item, Reply]):
 
     def _early(self, key: Key) -> Pending | None:
         following = self._following.get((key.session, key.epoch))
-        return following.at(key.base_length) if following is not None and key.base_length in following else None
+        return following.at(key.base_length) if following is not None else None
 
     def _come_up(self, welcome: replica_pb2.Welcome) -> None:
         self.step_times = step_times_from_proto("step_times", welcome.step_times)
@@ -301,9 +306,11 @@ class ReplicaLink(Generic[Item, Reply]):
         self.drafts, self.max_proposal = False, None
         self.step_times = self.draft_step_times = None
         self._outbox.clear()
-        early = [each.at(base) for each in self._following.values() for base in range(each.first, each.last + 1)]
-        for pending in (*self._pending.values(), *early):
-            pending.settle(Unavailable(f"{self.address} was lost: {_reason(error)}"))
+        why = f"{self.address} was lost: {_reason(error)}"
+        for pending in self._pending.values():
+            pending.settle(Unavailable(why))
+        for following in self._following.values():
+            following.lost = Unavailable(why)
 
 
 async def _until_one_ends(*halves: Coroutine[Any, Any, None]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
 from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.protocol.items import DraftFirst, FollowUp, Foreseen, Key
-from outrider_coordinator.orders import Checked, Orders
+from outrider_coordinator.orders import Checked, Orders, deepest
 
 BASE = 5
 COMMITTED = [0, 1, 2, 3, 4]
@@ -21,19 +21,27 @@ class Link:
     def __init__(self) -> None:
         self.said: list[FollowUp] = []
         self.expected: list[Key] = []
+        self.begun: list[Key] = []
+        self.rounds = 0  # that may still follow
 
     def tell(self, item: FollowUp) -> int:
         self.said.append(item)
         return 7
 
-    def expect_after(self, key: Key, most: int) -> None:
+    def expect_after(self, key: Key, most: int, rounds: int) -> None:
         assert not self.expected
         self.expected = [key._replace(base_length=key.base_length + length) for length in range(1, most + 1)]
+        self.rounds = rounds
 
-    def end_after(self, key: Key, kept: Key | None = None) -> None:
-        assert key.base_length + 1 == self.expected[0].base_length
-        assert kept is None or kept in self.expected
-        self.expected = [] if kept is None else [kept]
+    def begin_after(self, key: Key, most: int) -> None:
+        assert key in self.expected
+        self.begun.append(key)
+        self.expected = []
+        self.expect_after(key, most, self.rounds - 1)
+
+    def end_after(self, key: Key) -> None:
+        assert all(key.base_length + 1 <= each.base_length for each in self.expected)
+        self.expected, self.rounds = [], 0
 
 
 def key(base: int) -> Key:
@@ -74,10 +82,11 @@ def test_the_round_after_any_outcome_is_promised(orders: Orders, link: Link, in_
     for tokens in ([10, 11, 12, 13], [10, 99], [98]):
         orders._promised = 0, None  # (each round has one outcome)
         assert orders.promised(COMMITTED + tokens) is following
-    orders.end(kept=key(BASE + 1))
-    assert link.expected == [key(BASE + 1)]
+    orders.begin(BASE + 1)
+    assert (link.begun, link.expected) == ([key(BASE + 1)], [])
     assert orders.promised([*COMMITTED, 98]) is None
     assert not orders.given(BASE)
+    assert not orders.given(BASE + 1)
 
 
 def test_a_foreseen_outcome_goes_before_what_follows_others(orders: Orders) -> None:
@@ -90,8 +99,37 @@ def test_a_foreseen_outcome_goes_before_what_follows_others(orders: Orders) -> N
 
 def test_the_next_order_knows_nothing_of_the_one_before(orders: Orders, link: Link) -> None:
     orders.give(BASE, guess(10).tree, (Foreseen(ROOT, 20, guess(7)),), otherwise=DraftFirst(4))
-    orders.end(kept=key(BASE + 1))
-    link.expected.clear()  # it was received
+    orders.begin(BASE + 1)
     orders.give(BASE + 1, NO_PROPOSAL.tree, otherwise=NO_PROPOSAL)
     assert link.expected == [key(BASE + 2)]
     assert orders.promised([*COMMITTED, 20, 20]) is NO_PROPOSAL
+
+
+@pytest.mark.parametrize("then", [NO_PROPOSAL, DraftFirst(2, (3,))])
+def test_an_order_may_stand_for_several_rounds(orders: Orders, link: Link, then: Checked) -> None:
+    """It is said once; each round begins where the one before it ended, wherever that is."""
+    most = deepest(then) + 1
+    orders.give(BASE, guess(10, 11).tree, otherwise=then, rounds=3)
+    assert [item.rounds for item in link.said] == [3]
+    assert link.expected == [key(BASE + length) for length in range(1, 3 + 2 * most + 1)]
+    tokens = list(COMMITTED)
+    for left, count in ((2, 3), (1, most), (0, 1)):
+        assert orders.promised(tokens) is None
+        tokens += [7] * count
+        assert orders.promised(tokens) is then
+        orders.begin(len(tokens))
+        assert link.begun[-1] == key(len(tokens))
+        assert (link.rounds, len(link.expected)) == (left, left * most)
+        assert orders.given(len(tokens)) is (left > 0)
+    assert orders.promised([*tokens, 7]) is None
+    orders.give(len(tokens), NO_PROPOSAL.tree, otherwise=then)
+    assert len(link.said) == 2
+
+
+def test_a_standing_order_can_be_ended_at_any_round(orders: Orders, link: Link) -> None:
+    orders.give(BASE, NO_PROPOSAL.tree, otherwise=DraftFirst(2), rounds=3)
+    orders.begin(BASE + 1)
+    orders.end()
+    assert not link.expected
+    assert orders.promised([*COMMITTED, 7, 8]) is None
+    assert not orders.given(BASE + 1)

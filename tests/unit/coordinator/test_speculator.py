@@ -17,7 +17,7 @@ from outrider.acceptance.tree import TokenTree
 from outrider.protocol.items import DraftFirst
 from outrider_coordinator.drafters import OwnDrafter
 from outrider_coordinator.judged import Judged
-from outrider_coordinator.orders import Checked
+from outrider_coordinator.orders import Checked, Order
 from outrider_coordinator.session import Session
 from outrider_coordinator.speculator import STANDS, Speculator
 from tests.unit.coordinator.test_session import session
@@ -179,33 +179,47 @@ async def test_what_follows_is_decided_while_the_round_runs_for_its_longest_outc
     one, control = session(budget=9), ScriptedControl(Choice(Source.MODEL, 3), Choice(Source.MODEL, 4, (1,)))
     speculator = own(one, control, Verifier(), nodes=8)
     wanted = await speculator.propose(one.committed, 5)
-    assert speculator.following(one.committed, wanted) == DraftFirst(4, (1,))
+    assert speculator.following(one.committed, wanted) == Order(DraftFirst(4, (1,)))
     assert control.next == [({Source.MODEL: 1}, 5, 6)]
     play(one, speculator, chain(3), 0, 1, 9, 9)
     assert await speculator.propose(one.committed, 5, DraftFirst(4, (1,))) == DraftFirst(4, (1,))
     assert control.went == [Choice(Source.MODEL, 4, (1,))]
 
 
-async def test_what_was_decided_stands_for_a_while_unless_the_request_falls_back_or_it_was_a_probe() -> None:
-    one = session()
-    control = ScriptedControl(*[Choice(Source.MODEL, length) for length in (3, 4, 1, 2, 3)])
+@pytest.mark.parametrize(
+    ("choice", "room", "rounds"),
+    [
+        (Choice(Source.MODEL, 3), 1000, STANDS),
+        (PLAIN, 1000, STANDS),
+        (Choice(Source.MODEL, 3), 4 + 2 * 4, 2),  # after 4 tokens two more rounds of 4
+        (Choice(Source.MODEL, 3), 4 + 3 * 4 - 1, 2),
+        (Choice(Source.MODEL, 3, (2, 2, 1)), 4 + 4 + 8, 2),  # a tree of 8 nodes fits into the second round
+        (Choice(Source.MODEL, 3, (2, 2, 1)), 4 + 4 + 7, 1),
+        (PLAIN, 4 + 5, 5),
+        (Choice(Source.MODEL, 3), 4 + 4, 1),
+    ],
+)
+async def test_what_was_decided_stands_for_as_many_rounds_as_surely_fit(choice: Choice, room: int, rounds: int) -> None:
+    """However many tokens of a round stand."""
+    one, control = session(max_tokens=room), ScriptedControl(choice)
     speculator = own(one, control, Verifier())
     first = DraftFirst(3)
-
-    def following() -> Checked | None:
-        return speculator.following(one.committed, first)
-
     await speculator.propose(one.committed, 5, first)
-    assert [following() for _ in range(STANDS + 1)] == [DraftFirst(3)] * (STANDS + 1)
-    assert len(control.next) == 1
-    assert following() == DraftFirst(4)
-    control.falls = True
-    play(one, speculator, chain(1), 7, 7)
+    then = DraftFirst(choice.length, choice.siblings) if choice.length else NO_PROPOSAL
+    assert speculator.following(one.committed, first) == Order(then, rounds)
+
+
+async def test_what_may_not_stand_is_for_one_round() -> None:
+    """A probe is; so is a plain round where n-grams may find something after it."""
+    one, control = session(max_tokens=1000), ScriptedControl(Choice(Source.MODEL, 1))
     control.is_settled = False
-    assert [following(), following()] == [DraftFirst(1), DraftFirst(2)]
-    control.is_settled = True
-    assert [following(), following()] == [DraftFirst(3)] * 2
-    assert len(control.next) == 5
+    speculator = own(one, control, Verifier())
+    await speculator.propose(one.committed, 5, DraftFirst(3))
+    assert speculator.following(one.committed, DraftFirst(3)) == Order(DraftFirst(1))
+    speculator = own(one, ScriptedControl(), Verifier(drafts=False))
+    assert await speculator.propose(one.committed, 5) is NO_PROPOSAL
+    assert speculator.following(one.committed, NO_PROPOSAL) == Order(NO_PROPOSAL)
+    assert Speculator(one, ScriptedControl(), {}).following(one.committed, NO_PROPOSAL) == Order(NO_PROPOSAL, STANDS)
 
 
 def chain(length: int) -> Proposal:
@@ -214,9 +228,14 @@ def chain(length: int) -> Proposal:
 
 @pytest.mark.parametrize(
     ("choice", "expected"),
-    [(PLAIN, NO_PROPOSAL), (Choice(Source.NGRAM, 2), None), (None, None), (Choice(Source.MODEL, 1), DraftFirst(1))],
+    [
+        (PLAIN, Order(NO_PROPOSAL, STANDS)),
+        (Choice(Source.NGRAM, 2), None),
+        (None, None),
+        (Choice(Source.MODEL, 1), Order(DraftFirst(1), 4)),
+    ],
 )
-async def test_ngrams_and_probes_wait_for_the_outcome(choice: Any, expected: Checked | None) -> None:
+async def test_ngrams_and_probes_wait_for_the_outcome(choice: Any, expected: Order | None) -> None:
     one, control = session(), ScriptedControl(PLAIN, choice)
     speculator = own(one, control, Verifier(), ngram=3)
     wanted = await speculator.propose(one.committed, 5)
@@ -229,7 +248,8 @@ async def test_the_end_of_the_answer_is_never_passed(length: int, longest: int) 
     one, control = session(budget=9), ScriptedControl(Choice(Source.MODEL, length), PLAIN)
     speculator = own(one, control, Verifier())
     assert await speculator.propose(one.committed, 9) == DraftFirst(length)
-    assert speculator.following(one.committed, DraftFirst(length)) is NO_PROPOSAL
+    order = speculator.following(one.committed, DraftFirst(length))
+    assert order == Order(NO_PROPOSAL, 9 - length)
     assert [asked for _, asked, _ in control.next] == [longest]
 
 
@@ -242,7 +262,7 @@ async def test_on_a_verifier_without_a_draft_it_is_as_if_there_were_none() -> No
     one, control = session(), ScriptedControl()
     speculator = own(one, control, Verifier(drafts=False))
     assert await speculator.propose(one.committed, 5) is NO_PROPOSAL
-    assert speculator.following(one.committed, NO_PROPOSAL) is NO_PROPOSAL
+    assert speculator.following(one.committed, NO_PROPOSAL) == Order(NO_PROPOSAL)
     assert control.next == []
 
 

@@ -62,3 +62,4 @@ def test_after_a_verdict_that_came_late_the_step_is_what_is_left(time: Time) -> 
     clock = RoundClock()
     assert round_of(clock, time, propose=0, verify=2, own=4.0, step=3000, began_by_itself=True) == (4, 3)
     assert round_of(clock, time, propose=0, verify=2, own=4.0, began_by_itself=True) == (4, SHORTEST_MS)
+    assert round_of(clock, time, propose=0, verify=2, own=0.0, step=5000, began_by_itself=True) == (0, 5)

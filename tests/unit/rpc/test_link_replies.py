@@ -149,19 +149,25 @@ def verdict_at(base: int) -> Verified:
     return Verified(Key(1, 2, base), Verdict((base,)))
 
 
+def begin_last(link: Link, key: Key) -> None:
+    """The round that was to follow begins, and none follows it."""
+    link.begin_after(key)
+    link.end_after(key)
+
+
 async def test_of_the_rounds_that_may_follow_the_one_that_did_is_received(link: Link) -> None:
     """A verdict may be there before anybody knows that it is the one."""
     link.expect_after(KEY, 3)
-    for base in (2, 3, 4, 6, 7):  # 3 is the round in flight, 7 is beyond what may follow
+    for base in (2, 3, 6, 7):  # 3 is the round in flight, 7 is beyond what may follow
         arrive(link, verdict_at(base))
-    link.end_after(KEY, Key(1, 2, 6))
+    begin_last(link, Key(1, 2, 6))
     assert (await link.receive(Key(1, 2, 6), 1.0)).reply == verdict_at(6)
     assert link.expected == 0
 
 
 async def test_the_round_that_follows_may_answer_late(link: Link) -> None:
     link.expect_after(KEY, 3)
-    link.end_after(KEY, Key(1, 2, 4))
+    begin_last(link, Key(1, 2, 4))
     arrive(link, verdict_at(5))
     receive = asyncio.create_task(link.receive(Key(1, 2, 4), 60.0))
     await asyncio.sleep(0)
@@ -178,7 +184,7 @@ async def test_what_may_follow_is_of_one_opening_and_ends(link: Link) -> None:
     arrive(link, Verified(Key(1, 9, 4), Verdict((8,))))
     link.end_after(KEY)
     arrive(link, verdict_at(4))
-    link.end_after(other, Key(1, 9, 4))
+    begin_last(link, Key(1, 9, 4))
     assert (await link.receive(Key(1, 9, 4), 1.0)).reply.key == Key(1, 9, 4)
     assert link.expected == 0
 
@@ -187,7 +193,47 @@ async def test_a_lost_stream_fails_the_round_that_was_to_follow(link: Link) -> N
     link.expect_after(KEY, 3)
     arrive(link, verdict_at(4))
     link._go_down(Unavailable("gone"))
-    link.end_after(KEY, Key(1, 2, 6))
+    begin_last(link, Key(1, 2, 6))
     with pytest.raises(Unavailable, match="nowhere:1 was lost: gone"):
         await link.receive(Key(1, 2, 6), 1.0)
     assert link.expected == 0
+
+
+async def test_replies_of_a_verifier_that_is_rounds_ahead_are_kept(link: Link) -> None:
+    """Three rounds of at most 3 tokens follow one of at most 2."""
+    link.expect_after(KEY, 2 + 2 * 3, rounds=3)
+    for base in (4, 7, 8):
+        arrive(link, verdict_at(base))
+    for base, left in ((4, 2), (7, 1), (8, 0)):
+        link.begin_after(Key(1, 2, base), left * 3)
+        assert link.expected == 2  # it, and whatever follows
+        assert (await link.receive(Key(1, 2, base), 1.0)).reply == verdict_at(base)
+    link.end_after(Key(1, 2, 8))
+    assert link.expected == 0
+
+
+async def test_no_more_of_them_are_kept_than_rounds_may_follow(link: Link) -> None:
+    link.expect_after(KEY, 100, rounds=2)
+    (following,) = link._following.values()
+    for base in range(4, 60):
+        arrive(link, verdict_at(base))
+    assert list(following.early) == [4, 5]
+    link.begin_after(Key(1, 2, 5), 3)
+    assert not following.early  # 4 is none that can come after it
+    for base in (9, 5, 7, 8):
+        arrive(link, verdict_at(base))
+    assert list(following.early) == [7]
+    assert (await link.receive(Key(1, 2, 5), 1.0)).reply == verdict_at(5)
+
+
+async def test_a_lost_stream_fails_the_rounds_that_had_not_come(link: Link) -> None:
+    link.expect_after(KEY, 6, rounds=3)
+    arrive(link, verdict_at(5))
+    arrive(link, Opened(Key(1, 2, 6), 0))  # no reply to a round
+    link._go_down(Unavailable("gone"))
+    link.begin_after(Key(1, 2, 5), 4)
+    assert (await link.receive(Key(1, 2, 5), 1.0)).reply == verdict_at(5)
+    for base in (6, 8):
+        link.begin_after(Key(1, 2, base), 2)
+        with pytest.raises(Unavailable, match="nowhere:1 was lost: gone"):
+            await link.receive(Key(1, 2, base), 1.0)
