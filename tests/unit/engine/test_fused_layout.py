@@ -14,6 +14,7 @@ from outrider.engine.batch import Feed
 from outrider.engine.blocks import BlockPool
 from outrider.engine.fused.borders import LONG_SPLIT, SHORT_SPLITS, TALL_FROM
 from outrider.engine.fused.layout import CHAIN
+from outrider.engine.fused.many import MANY, ManyChains
 from outrider.engine.fused.plan import Plan, Shape
 from outrider.engine.fused.slices import Slice
 from outrider.engine.kv import SlotMoves
@@ -43,9 +44,20 @@ def trees(draw: st.DrawFn, least: int = 0) -> TokenTree:
     return TokenTree(tuple(range(500, 500 + size)), tuple(parents))
 
 
+CACHED = st.sampled_from([0, 5, 16, 100, 120, 127, 128, 131, 900, 1020, 1023, 1024, 1500, 1535, 1536, 2100])
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> Feed:
+    """A feed without a branch."""
+    grown, nodes, tokens = draw(st.sampled_from([(0, 0, 1), (0, 0, 3), (0, 2, 1), (0, 7, 2), (2, 3, 0), (1, 9, 0)]))
+    tree = TokenTree.chain(range(500, 500 + nodes))
+    return Feed(make_sequence(draw(CACHED), 20), list(range(tokens)), tree, draw(st.booleans()), grown)
+
+
 @st.composite
 def feeds(draw: st.DrawFn) -> Feed:
-    cached = draw(st.sampled_from([0, 5, 16, 100, 120, 127, 128, 131, 900, 1020, 1023, 1024, 1500, 1535, 1536, 2100]))
+    cached = draw(CACHED)
     grows = draw(st.booleans())
     tree = draw(trees(least=1)) if grows else draw(st.just(NO_TREE) | trees())
     grown = draw(st.integers(0, len(tree) - 1)) if grows else 0
@@ -172,6 +184,17 @@ def test_every_integer_of_a_pass(batch: list[Feed], spare: int, small: bool) -> 
     layout = buffer.lay_out(batch)
     assert len(layout) == sum(map(len, batch))
     shape = Shape(len(layout) + spare, layout.most_tiles + spare, len(layout.logit_rows) + spare, layout.tall)
+    check(buffer.fill(layout, shape), batch, entries)
+
+
+@settings(max_examples=30, deadline=None)
+@given(batch=st.lists(chains(), min_size=MANY, max_size=2 * MANY), small=st.booleans())
+def test_every_integer_of_a_pass_over_many_chains(batch: list[Feed], small: bool) -> None:
+    buffer, entries = (SMALL, 700) if small else (LARGE, 6000)
+    layout = buffer.lay_out(batch)
+    assert isinstance(layout, ManyChains)
+    assert len(layout) == sum(map(len, batch))
+    shape = Shape(len(layout) + 1, layout.most_tiles + 1, len(layout.logit_rows) + 1, layout.tall)
     check(buffer.fill(layout, shape), batch, entries)
 
 

@@ -1,12 +1,12 @@
-"""The rows of a pass one after the other: what each is, which keys it sees, and which tiles compute it.
-
-Plain lists: most passes have a few rows a session, for which numpy's calls would take several times as long.
-"""
+"""The rows of a pass one after the other: what each is, which keys it sees, and which tiles compute it."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.engine.batch import Feed
 from outrider.engine.fused.borders import split_at, split_end
@@ -15,46 +15,41 @@ CHAIN = 1 << 30
 """The tree's first position, for rows that are in no tree."""
 
 
-class Layout:
+Section = list[int] | NDArray[np.int32]
+"""What a section of a plan begins with."""
+
+
+class Rows:
     """The rows of some feeds, before it is decided for how many rows there is to be room.
 
-    The lists are what the sections of `outrider.engine.fused.plan.Plan` with the same names begin with. `tree_starts`
-    and `tile_begins` end with the last tree that branches; the rest of them is as where there are no rows.
+    The sections are what those of `outrider.engine.fused.plan.Plan` with the same names begin with. `tree_starts` and
+    `tile_begins` end with the last tree that branches; the rest of them is as where there are no rows.
     """
 
-    def __init__(
-        self, feeds: Sequence[Feed], *, block_size: int, spare_block: int, tile_height: int, tall: bool = False
-    ) -> None:
-        """`tile_height`: most positions of a session in a tile. `tall`: whether that is many."""
+    def __init__(self, *, tall: bool) -> None:
+        """No rows yet. `tall`: whether tiles hold many positions of a session."""
         self.tall = tall
-        self._block_size = block_size
-        self._height = tile_height
-        self.ids: list[int] = []
-        self.positions: list[int] = []
-        self.slots: list[int] = []
-        self.split_starts: list[int] = []
-        self.tree_starts: list[int] = []
-        self.row_tables: list[int] = []
-        self.tile_rows: list[int] = []
-        self.tile_counts: list[int] = []
-        self.tile_begins: list[int] = []
-        self.tile_ends: list[int] = []
-        self.logit_rows: list[int] = []
-        self.tables = array("i", (spare_block,))
+        self.ids: Section = []
+        self.positions: Section = []
+        self.slots: Section = []
+        self.split_starts: Section = []
+        self.tree_starts: Section = []
+        self.row_tables: Section = []
+        self.tile_rows: Section = []
+        self.tile_counts: Section = []
+        self.tile_begins: Section = []
+        self.tile_ends: Section = []
+        self.logit_rows: Section = []
+        self.tables = array("i")
         self.paths: list[tuple[int, list[list[int]]]] = []  # first row of a tree that branches, and each row's path
         self.splits = 0  # of all rows
         self.most_tiles = 0  # never less than there are, and no more because a session has become longer
-        for feed in feeds:
-            if len(feed.tokens) == 1 and not feed.tree.tokens:
-                self._add_single(feed)
-            else:
-                self._add(feed)
 
     def __len__(self) -> int:
         """How many rows there are."""
         return len(self.ids)
 
-    def sections(self) -> dict[str, list[int]]:
+    def sections(self) -> dict[str, Section]:
         """What the sections before the block tables begin with, by name."""
         return {
             "ids": self.ids,
@@ -69,6 +64,39 @@ class Layout:
             "tile_ends": self.tile_ends,
             "logit_rows": self.logit_rows,
         }
+
+
+class Layout(Rows):
+    """Rows added one after the other to plain lists: numpy's calls would take longer for few sessions, and for trees.
+
+    Many sessions that run chains are `outrider.engine.fused.many.ManyChains`.
+    """
+
+    ids: list[int]
+    positions: list[int]
+    slots: list[int]
+    split_starts: list[int]
+    tree_starts: list[int]
+    row_tables: list[int]
+    tile_rows: list[int]
+    tile_counts: list[int]
+    tile_begins: list[int]
+    tile_ends: list[int]
+    logit_rows: list[int]
+
+    def __init__(
+        self, feeds: Sequence[Feed], *, block_size: int, spare_block: int, tile_height: int, tall: bool = False
+    ) -> None:
+        """`tile_height`: most positions of a session in a tile. `tall`: whether that is many."""
+        super().__init__(tall=tall)
+        self._block_size = block_size
+        self._height = tile_height
+        self.tables = array("i", (spare_block,))
+        for feed in feeds:
+            if len(feed.tokens) == 1 and not feed.tree.tokens:
+                self._add_single(feed)
+            else:
+                self._add(feed)
 
     def _add(self, feed: Feed) -> None:
         sequence, tokens, tree, grown = feed.sequence, feed.tokens, feed.tree, feed.grown

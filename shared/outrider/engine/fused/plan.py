@@ -11,18 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from struct import pack_into
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.engine.batch import Feed
-from outrider.engine.fused.borders import DEEPEST, TALL_FROM, rows_per_tile, split_at, split_end
-from outrider.engine.fused.layout import CHAIN, Layout
+from outrider.engine.fused.borders import DEEPEST, TALL_FROM, rows_per_tile, split_end, split_of
+from outrider.engine.fused.layout import CHAIN, Layout, Rows, Section
+from outrider.engine.fused.many import MANY, ManyChains, block_tables
 from outrider.engine.fused.slices import Slice, cut
 from outrider.engine.fused.staged import Staged
 from outrider.engine.sequence import KvSequence
 
-COMMON_ROWS = 256
-"""Passes of more rows are long, and of ever other shapes."""
+COMMON_ROWS = 512
+"""As many as graphs are recorded for. Passes of more rows are long, and of ever other shapes."""
 
 ALIGNMENT = 32
 """Sections begin at multiples of so many integers: kernels are compiled for aligned addresses."""
@@ -117,15 +119,16 @@ class PlanBuffer:
         """How many blocks of its session the feed looks at or writes to."""
         return -(-(len(feed.sequence.cached) + feed.grown + len(feed)) // self._block_size)
 
-    def lay_out(self, feeds: Sequence[Feed]) -> Layout:
+    def lay_out(self, feeds: Sequence[Feed]) -> Rows:
         """The rows of a pass over `feeds`, in tall tiles if they are many, and more a session than others hold."""
-        rows = sum([len(feed.tokens) + len(feed.tree.tokens) - feed.grown for feed in feeds])
+        rows, chains = sum(map(len, feeds)), all(feed.tree.is_chain for feed in feeds)
         tall = rows >= max(TALL_FROM, self.tile_rows * len(feeds) + 1) and self.tall_rows > self.tile_rows
-        tall = tall and all(feed.tree.is_chain for feed in feeds)  # the tiles of a tree that branches have a row each
+        tall = tall and chains  # the tiles of a tree that branches have a row each
         height = self.tall_rows if tall else self.tile_rows
-        return Layout(feeds, block_size=self._block_size, spare_block=self._spare, tile_height=height, tall=tall)
+        lay_out = ManyChains if chains and len(feeds) >= MANY else Layout
+        return lay_out(feeds, block_size=self._block_size, spare_block=self._spare, tile_height=height, tall=tall)
 
-    def fill(self, layout: Layout, shape: Shape) -> Plan:
+    def fill(self, layout: Rows, shape: Shape) -> Plan:
         """Write the rows into the sections for `shape`, which must have room for them. The pass over them."""
         assert shape.tall or not layout.tall
         sections, values, slices = self._sections(shape), layout.sections(), None
@@ -151,32 +154,33 @@ class PlanBuffer:
 
         `shape` has a row and a tile for each session. Each gets an equal part of the workspace.
         """
-        tables, row_tables = array("i", (self._spare,)), []
-        for sequence in sequences:
-            row_tables.append(len(tables))
-            tables.extend(sequence.table[: -(-(len(sequence.cached) + steps) // self._block_size)])
-        lengths = [len(sequence.cached) for sequence in sequences]
-        unused = [1] * (shape.rows - len(sequences))
-        each, part = list(range(shape.rows)), self._split_entries // shape.rows
-        values = {
-            "positions": [length - 1 for length in lengths],
-            "split_starts": [row * part for row in each],
-            "row_tables": row_tables,
+        lengths = np.array([len(sequence.cached) for sequence in sequences])
+        starts, tables = block_tables(sequences, -(-(lengths + steps) // self._block_size), self._spare)
+        each, part = np.arange(shape.rows, dtype=np.int32), self._split_entries // shape.rows
+        ends = np.full(shape.rows, int(split_of(np.array(1))) + 1, np.int32)  # of the rows that stand for nothing
+        ends[: len(sequences)] = split_of(lengths) + 1
+        values: dict[str, Section] = {
+            "positions": (lengths - 1).astype(np.int32),
+            "split_starts": each * np.int32(part),
+            "row_tables": starts.astype(np.int32),
             "tile_rows": each,
-            "tile_counts": [1] * shape.rows,
-            "tile_ends": [split_at(length) + 1 for length in lengths + unused],
+            "tile_counts": np.ones(shape.rows, np.int32),
+            "tile_ends": ends,
             "logit_rows": each,
         }
         self._write(self._sections(shape), values, tables)
 
-    def _write(self, sections: _Sections, values: Mapping[str, list[int]], tables: array[int]) -> None:
+    def _write(self, sections: _Sections, values: Mapping[str, Section], tables: array[int]) -> None:
         """Write what the sections begin with, nothing after it, and the block tables; copy them."""
         host = self._buffer.begin()
         host[: sections.tables] = sections.nothing
         for name, value in values.items():
             place, count = sections.places[name], len(value)
             assert place.start + count <= place.stop
-            pack_into(f"{count}i", host, place.start * host.itemsize, *value)
+            if isinstance(value, list):
+                pack_into(f"{count}i", host, place.start * host.itemsize, *value)
+            else:
+                host[place.start : place.start + count] = value.data
         stop = sections.tables + len(tables)
         host[sections.tables : stop] = tables
         self._buffer.send(stop)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.engine.fused.borders import split_of
-from outrider.engine.fused.layout import Layout
+from outrider.engine.fused.layout import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Slice:
     tiles: int
 
 
-def cut(layout: Layout, entries: int) -> tuple[tuple[Slice, ...], list[int]]:
+def cut(layout: Rows, entries: int) -> tuple[tuple[Slice, ...], list[int]]:
     """Slices of at most so many `entries`, and where each row's splits begin in the workspace. Tiles stay whole."""
     splits = split_of(np.array(layout.positions)) + 1
     rows = np.array(layout.tile_rows)

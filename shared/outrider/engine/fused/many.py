@@ -1,0 +1,78 @@
+"""The rows of many sessions that all run chains, computed for all of them at once: as `Layout` has them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from outrider.engine.batch import Feed
+from outrider.engine.fused.borders import Ints, split_of
+from outrider.engine.fused.layout import Rows
+from outrider.engine.sequence import KvSequence
+
+MANY = 12
+"""Sessions from which on numpy's calls, some forty, take less time than lists that grow row by row."""
+
+
+class ManyChains(Rows):
+    """See `outrider.engine.fused.layout.Rows`. The sections are int32."""
+
+    def __init__(
+        self, feeds: Sequence[Feed], *, block_size: int, spare_block: int, tile_height: int, tall: bool = False
+    ) -> None:
+        """As `Layout`; every feed's tree is a chain."""
+        super().__init__(tall=tall)
+        bases = np.array([len(feed.sequence.cached) + feed.grown for feed in feeds])
+        counts = np.array([len(feed) for feed in feeds])
+        ends = counts.cumsum()
+        firsts = ends - counts
+        ids: list[int] = []
+        for feed in feeds:
+            ids += feed.tokens
+            if feed.tree.tokens:
+                ids += feed.tree.tokens[feed.grown :]
+        self.ids = ids
+        positions = _ranges(bases, counts)
+        starts, self.tables = block_tables(
+            [feed.sequence for feed in feeds], -(-(bases + counts) // block_size), spare_block
+        )
+        row_tables = starts.repeat(counts)
+        blocks = np.frombuffer(self.tables, np.int32)[row_tables + positions // block_size]
+        splits = split_of(positions) + 1
+        split_ends = splits.cumsum()
+        self.splits = int(split_ends[-1])
+        self.positions = positions.astype(np.int32)
+        self.slots = (blocks * block_size + positions % block_size).astype(np.int32)
+        self.split_starts = (split_ends - splits).astype(np.int32)
+        self.row_tables = row_tables.astype(np.int32)
+        wanted = np.array([feed.logit_rows for feed in feeds])
+        self.logit_rows = _ranges(ends - wanted, wanted).astype(np.int32)
+        self._cut_tiles(firsts, counts, bases, tile_height)
+
+    def _cut_tiles(self, firsts: Ints, counts: Ints, bases: Ints, height: int) -> None:
+        tiles = -(-counts // height)
+        self.most_tiles = int(tiles.sum())
+        if self.most_tiles > len(counts):
+            before = _ranges(np.zeros_like(tiles), tiles) * height  # rows of the same session in earlier tiles
+            firsts, bases = firsts.repeat(tiles) + before, bases.repeat(tiles) + before
+            counts = np.minimum(counts.repeat(tiles) - before, height)
+        self.tile_rows = firsts.astype(np.int32)
+        self.tile_counts = counts.astype(np.int32)
+        self.tile_ends = (split_of(bases + counts - 1) + 1).astype(np.int32)
+
+
+def block_tables(sequences: Sequence[KvSequence], sizes: Ints, spare_block: int) -> tuple[Ints, array[int]]:
+    """Where each session's table begins, after the spare block; and all of them, the first `sizes` blocks of each."""
+    tables = array("i", (spare_block,))
+    for sequence, size in zip(sequences, sizes.tolist(), strict=True):
+        tables += sequence.table[:size]
+    return sizes.cumsum() - sizes + 1, tables
+
+
+def _ranges(starts: Ints, counts: Ints) -> Ints:
+    """Ranges of `counts` integers from `starts` on, one after the other."""
+    ends = counts.cumsum()
+    ranges: Ints = np.arange(ends[-1]) + (starts - ends + counts).repeat(counts)
+    return ranges
