@@ -68,14 +68,13 @@ class RowLogprobs:
     logprobs: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What the target says of a proposal of n nodes. Row 0 follows the last committed token; row i + 1 follows node i.
 
     `next_tokens[row]` is emitted if the walk ends at that row: under `match` the target's own draw, under `rejection`
     and `block` a draw from the residual, or from p where nothing was proposed. `thresholds[node]` is the probability
     with which the coordinator accepts the node, given that its parent stands and its earlier siblings fell
-    (`block`: the block threshold h).
+    (`block`: the block threshold h). A tuple, as Outcome.
     """
 
     next_tokens: tuple[int, ...]  # [n + 1]

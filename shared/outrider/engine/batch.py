@@ -15,12 +15,13 @@ Slots = slice | Tensor
 """Cache slots: a slice where they lie side by side, else an int64 tensor."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Feed:
     """Tokens of one session to compute: a chain that continues `sequence.cached`, then a tree that continues the chain.
 
     A tree in flight may grow instead: then there is no chain, and the first `grown` nodes of `tree` are those there.
-    With `want_logits`, the pass returns one row for the last chain token and one for each new node.
+    With `want_logits`, the pass returns one row for the last chain token and one for each new node. Never changed; not
+    frozen, as each session makes one for each pass and frozen ones take three times as long.
     """
 
     sequence: KvSequence

@@ -91,7 +91,7 @@ class ReplicaCore(ABC, Generic[Work]):
     @property
     def busy(self) -> bool:
         """True while a session waits for a forward pass."""
-        return any(self._wants_step(session) for session in self.sessions)
+        return next(self.sessions.waiting(), None) is not None
 
     def handle(self, peer: ReplicaPeer, item: Request) -> Reply | None:
         """Take one item. Whatever is wrong with it stays with its session."""
@@ -107,7 +107,7 @@ class ReplicaCore(ABC, Generic[Work]):
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[ReplicaPeer, Reply]]:
         """One forward pass over the sessions that are ready; see `Core`."""
         self._meanwhile = meanwhile
-        ready = [session for session in self.sessions if self._wants_step(session)]
+        ready = list(self.sessions.waiting())
         demands = [self.demand(session) for session in ready]
         grants = schedule(demands, budget=self.engine.options.max_batch_tokens, decode_limit=self.max_proposal + 1)
         granted = [
@@ -117,12 +117,14 @@ class ReplicaCore(ABC, Generic[Work]):
         ]
         finishing = [session for session, _, completes in granted if completes]
         try:
-            feeds = [self._feed(*each) for each in granted]
+            feeds = [
+                self.last_feed(session) if completes else _part(session, grant) for session, grant, completes in granted
+            ]
             self.pass_rows = sum(map(len, feeds))
             if not self.engine.computes_apart:
                 self.overlap()
             logits = self.engine.forward(feeds)
-            return self._finish(finishing, [feed.logit_rows for feed in feeds if feed.want_logits], logits)
+            return self._finish(finishing, [feed for feed in feeds if feed.want_logits], logits)
         except Exception as error:
             log.exception("a step of %d sessions failed", len(granted))
             self.laps.restart()
@@ -155,11 +157,11 @@ class ReplicaCore(ABC, Generic[Work]):
         meanwhile()
 
     def _finish(
-        self, sessions: Sequence[Session[Work]], counts: Sequence[int], logits: torch.Tensor
+        self, sessions: Sequence[Session[Work]], feeds: Sequence[Feed], logits: torch.Tensor
     ) -> list[tuple[ReplicaPeer, Reply]]:
         """Finish the sessions' rounds; logits that allow no token (NaN) fail their own session only.
 
-        `counts`: each session's rows of `logits`.
+        `feeds`: the sessions' last ones, which have the rows of `logits`.
         """
         if not sessions:
             self.overlap()
@@ -168,12 +170,12 @@ class ReplicaCore(ABC, Generic[Work]):
         try:
             return self.finish_step(sessions, logits)
         except UnusableLogits as error:
-            pieces = torch.split(logits, list(counts))
+            pieces = torch.split(logits, [feed.logit_rows for feed in feeds])
             good = [entry for entry in range(len(sessions)) if entry not in error.entries]
             replies = [self.fail(sessions[entry], error) for entry in error.entries]
             if good:
                 rows = torch.cat([pieces[entry] for entry in good])
-                left = [counts[entry] for entry in good]
+                left = [feeds[entry] for entry in good]
                 replies += self._finish([sessions[entry] for entry in good], left, rows)
             return replies
 
@@ -210,17 +212,12 @@ class ReplicaCore(ABC, Generic[Work]):
         _, cached = self.sessions.open(peer, item, max_length=min(item.max_length, context))
         return Opened(item.key, cached)
 
-    def _wants_step(self, session: Session[Work]) -> bool:
-        # Without a round to finish, all but the last token is prefilled ahead of it.
-        return session.work is not None or session.uncomputed > 1
-
-    def _feed(self, session: Session[Work], grant: int, completes: bool) -> Feed:
-        if completes:
-            return self.last_feed(session)
-        start = len(session.sequence.cached)
-        return Feed(session.sequence, session.history[start : start + grant], want_logits=False)
-
     def fail(self, session: Session[Work], error: Exception) -> tuple[ReplicaPeer, Reply]:
         """Close a session whose KV cannot be trusted; the coordinator comes back with the committed tokens."""
         self.sessions.remove(session)
         return session.peer, Failed(session.key, FailureCode.INTERNAL, f"the step failed: {error!r}")
+
+
+def _part(session: Session[Work], grant: int) -> Feed:
+    start = len(session.sequence.cached)
+    return Feed(session.sequence, session.history[start : start + grant], want_logits=False)

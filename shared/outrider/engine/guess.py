@@ -149,7 +149,7 @@ class Guess:
 
     def demand(self, session: DraftSession) -> Demand:
         """The committed and guessed tokens without KV."""
-        return Demand(session.uncomputed + len(self.growing.tokens), 0)
+        return Demand(len(session.history) - len(session.sequence.cached) + len(self.growing.tokens), 0)
 
     def feed(self, session: DraftSession) -> Feed:
         """The rest of the history, or the newest guess; logits for the last of them."""

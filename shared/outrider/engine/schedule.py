@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 PREFILL_SHARE = 0.25
 """Part of a step's tokens kept for prefill while decoding sessions could fill it all, so that neither starves."""
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """What one session still has to run before its round is done: `chain` committed tokens, then `tree` nodes.
 
     The last chain token and the tree share one forward pass, so the final piece takes at least `tree + 1`.
@@ -37,9 +36,9 @@ def schedule(demands: Sequence[Demand], *, budget: int, decode_limit: int) -> li
         decode_limit: largest total of a decoding session; at most `budget`.
     """
     assert 0 < decode_limit <= budget, "a decoding session must fit into one step"
-    totals = [demand.total for demand in demands]
+    totals = [chain + tree for chain, tree in demands]
     if sum(totals) <= budget and max(totals, default=0) <= decode_limit:  # as in most steps
-        return [demand.chain for demand in demands]
+        return [chain for chain, _ in demands]
     grants = [0] * len(demands)
     decoding = [index for index, total in enumerate(totals) if total <= decode_limit]
     prefilling = [index for index, total in enumerate(totals) if total > decode_limit]

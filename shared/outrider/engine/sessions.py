@@ -93,6 +93,12 @@ class SessionTable(Generic[Work]):
     def __iter__(self) -> Iterator[Session[Work]]:
         return iter(self._sessions.values())
 
+    def waiting(self) -> Iterator[Session[Work]]:
+        """Those that want a forward pass. Without a round to finish, all but the last token is run ahead of it."""
+        for session in self._sessions.values():
+            if session.work is not None or len(session.history) - len(session.sequence.cached) > 1:
+                yield session
+
     def count_by_peer(self) -> Counter[str]:
         """How many sessions each stream has, by the stream's name. May be called on any thread."""
         return Counter(peer.name for peer, _ in list(self._sessions))

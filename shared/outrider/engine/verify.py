@@ -56,8 +56,8 @@ class VerifyCore(ReplicaCore[VerifyRows]):
 
     def demand(self, session: Session[VerifyRows]) -> Demand:
         """All committed tokens without KV, and the proposal; without a round, all but the last of them."""
-        work, chain = session.work, session.uncomputed
-        return Demand(chain - 1, 0) if work is None else Demand(chain, len(work) - 1)
+        work, chain = session.work, len(session.history) - len(session.sequence.cached)
+        return Demand(chain - 1, 0) if work is None else Demand(chain, len(work.proposal.tree.tokens))
 
     def last_feed(self, session: Session[VerifyRows]) -> Feed:
         """The rest of the history with the proposed tree after it; logits for its last token and every node."""

@@ -175,8 +175,7 @@ class Step(NamedTuple):
 NO_STEP = Step()
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(NamedTuple):
     """The verdict of one round; with what the replica has drafted for it by itself, if it was told to."""
 
     key: Key

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.acceptance.philox import MASK, MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
+from outrider.acceptance.philox import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
 from outrider.sampling.state import SamplingState
 
 LANES = 512
@@ -177,12 +177,7 @@ def draw_into(output: Tensor, logits: Tensor, keys: Tensor, positions: Tensor, p
 
 def plain_keys(states: Sequence[SamplingState]) -> np.ndarray:
     """[KEY_WORDS, R] int32 keys of rows of `states`."""
-    keys = np.empty((KEY_WORDS, len(states)), np.uint32)
-    keys[0] = [state.seed & MASK for state in states]
-    keys[1] = [state.seed >> 32 for state in states]
-    keys[2] = [state.vocabulary_size for state in states]
-    keys[3] = np.array([state.params.temperature for state in states], np.float32).view(np.uint32)
-    return keys.view(np.int32)
+    return np.array([state.key for state in states], np.uint32).T.copy().view(np.int32)
 
 
 def draw(

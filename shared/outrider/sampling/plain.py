@@ -8,7 +8,6 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
-from outrider.acceptance.params import Rule
 from outrider.sampling.state import SamplingState
 
 MOST_BESIDE = 8
@@ -32,7 +31,7 @@ def draw_plain(
 
 def is_plain(state: SamplingState) -> bool:
     """True if nothing but a temperature shapes the session's scores, and its draws are those of the rule match."""
-    return state.plain and (state.params.greedy or state.rule is Rule.MATCH)
+    return state.drawn_plainly
 
 
 @cache

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.acceptance.params import Rule, SamplingParams, validate_params
+from outrider.acceptance.philox import MASK
 from outrider.errors import InvalidArgument
 from outrider.protocol.items import Open
 
@@ -66,12 +68,17 @@ class SamplingState:
     stop_ids: Tensor | None = None  # [n] int64, what min_tokens suppresses
     bias: tuple[Tensor, Tensor] | None = None  # [n] int64 ids, [n] float32 biases
     plain: bool = field(init=False)  # the scores are the logits over the temperature: nothing else shapes them
+    drawn_plainly: bool = field(init=False)  # and its draws are those of the rule match
+    key: tuple[int, int, int, int] = field(init=False)  # for `outrider.sampling.device_draw`: see KEY_WORDS there
 
     def __post_init__(self) -> None:
         params = self.params
         truncated = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
         shaped = self.counts is not None or self.stop_ids is not None or self.bias is not None
         self.plain = not shaped and (params.greedy or not truncated)
+        self.drawn_plainly = self.plain and (params.greedy or self.rule is Rule.MATCH)
+        temperature = np.array(params.temperature, np.float32).view(np.uint32)
+        self.key = (self.seed & MASK, self.seed >> 32, self.vocabulary_size, int(temperature))
 
     @classmethod
     def open(cls, item: Open, vocabulary_size: int, device: torch.device) -> SamplingState:

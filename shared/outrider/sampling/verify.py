@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.acceptance.params import Rule
 from outrider.acceptance.philox import Domain
-from outrider.acceptance.proposal import Proposal, RowLogprobs, Verdict
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, RowLogprobs, Verdict
 from outrider.acceptance.tree import ROOT
 from outrider.acceptance.validate import validate_proposal
 from outrider.sampling.distribution import Row, UnusableLogits, scores_of
@@ -24,11 +24,12 @@ from outrider.sampling.residual import JUDGES, ProposalAt
 from outrider.sampling.state import SamplingState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VerifyRows:
     """One session's part of a batch: 1 + n consecutive rows of logits, the root's first, then each node's.
 
     Raises InvalidArgument if the proposal cannot be verified, so a bad message ends here and not in a shared batch.
+    Never changed; not frozen, as each round makes one and frozen ones take three times as long.
     """
 
     state: SamplingState
@@ -36,7 +37,8 @@ class VerifyRows:
     proposal: Proposal
 
     def __post_init__(self) -> None:
-        validate_proposal(self.proposal, self.state.rule, vocabulary_size=self.state.vocabulary_size)
+        if self.proposal is not NO_PROPOSAL:
+            validate_proposal(self.proposal, self.state.rule, vocabulary_size=self.state.vocabulary_size)
         assert self.state.counts is None or self.state.length == self.base_length, "the state was not advanced"
 
     def __len__(self) -> int:
@@ -46,7 +48,7 @@ class VerifyRows:
         """Of the tokens that the rows decide about, in their order."""
         tree, base = self.proposal.tree, self.base_length
         if tree.is_chain:
-            return range(base, base + len(self))
+            return range(base, base + 1 + len(tree.tokens))
         return [base, *(base + depth for depth in tree.depths())]
 
     def rows(self) -> list[Row]:
@@ -68,7 +70,7 @@ def verify_rows(logits: Tensor, work: Sequence[VerifyRows]) -> list[Verdict]:
     positions = [entry.positions() for entry in work]
     total = sum(map(len, positions))
     assert total == len(logits), f"{total} rows of work, but {len(logits)} of logits"
-    requests = list(_logprobs_requests(work))
+    requests = list(_logprobs_requests(work)) if any(entry.state.logprobs is not None for entry in work) else []
     if not requests and (drawn := draw_plain(logits, [entry.state for entry in work], positions)) is not None:
         tokens, scores = drawn
         _check_usable(work, scores)
@@ -171,7 +173,7 @@ def _verdicts(
     verdicts: list[Verdict] = []
     row = 0
     for entry in work:
-        end = row + len(entry)
+        end = row + 1 + len(entry.proposal.tree.tokens)
         drawn = tuple(tokens[row:end])
         if entry.state.rule is Rule.MATCH:
             own: tuple[float, ...] = ()

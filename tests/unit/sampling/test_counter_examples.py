@@ -76,7 +76,7 @@ def test_case_08_zero_filled_q_is_refused_and_would_be_wrong():
         verify_one(open_state(3, rule=Rule.REJECTION), logits_of([[0.25, 0.25, 0.5]] * 2), replace(missing, q=(zeros,)))
 
     def accept_all(verdict: Verdict, proposal: Proposal) -> Verdict:
-        return replace(verdict, thresholds=(1.0,) * len(proposal))
+        return verdict._replace(thresholds=(1.0,) * len(proposal))
 
     def stale(pair: Pair, sessions: Sequence[Session]) -> list[Proposal]:
         return [chain(0) for _ in sessions]
@@ -113,7 +113,7 @@ def test_case_02_half_precision_likelihood_ratios():
         p = target.half()[0, list(proposal.tree.tokens)].cumprod(0)
         q = drafter.half()[0, list(proposal.tree.tokens)].cumprod(0)
         falls = p / q < 1.0  # NaN is not
-        return replace(verdict, thresholds=tuple(torch.where(falls, p / q, 1.0).tolist()))
+        return verdict._replace(thresholds=tuple(torch.where(falls, p / q, 1.0).tolist()))
 
     def parities(**options) -> torch.Tensor:
         return (

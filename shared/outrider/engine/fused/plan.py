@@ -125,7 +125,7 @@ class PlanBuffer:
         tall = rows >= max(TALL_FROM, self.tile_rows * len(feeds) + 1) and self.tall_rows > self.tile_rows
         tall = tall and chains  # the tiles of a tree that branches have a row each
         height = self.tall_rows if tall else self.tile_rows
-        lay_out = ManyChains if chains and len(feeds) >= MANY else Layout
+        lay_out = ManyChains if chains and rows > len(feeds) >= MANY else Layout
         return lay_out(feeds, block_size=self._block_size, spare_block=self._spare, tile_height=height, tall=tall)
 
     def fill(self, layout: Rows, shape: Shape) -> Plan:
