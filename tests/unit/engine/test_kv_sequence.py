@@ -218,6 +218,22 @@ def test_of_equal_siblings_the_one_whose_path_goes_on_counts() -> None:
     memory.assert_right(sequence)
 
 
+@given(tree=trees(), node=st.integers(-1, 4))
+def test_a_path_that_stands_is_where_the_history_went(tree: TokenTree, node: int) -> None:
+    memory = Memory()
+    path = tree.path(min(node, len(tree) - 1))
+    history = [1, 0, *(tree.tokens[each] for each in path), 7]
+    accepted, aligned = (memory.open([1, 0], 10, salt) for salt in ("accepted", "aligned"))
+    for sequence in (accepted, aligned):
+        memory.forward(sequence, [1, 0][len(sequence.cached) :], tree)
+    accepted.accept(path)
+    aligned.align(history, 2)
+    assert accepted.cached == aligned.cached == history[:-1]
+    assert not accepted.tree.tokens
+    for sequence in (accepted, aligned):
+        memory.assert_right(sequence)
+
+
 def test_the_last_token_is_never_kept() -> None:
     memory = Memory()
     sequence = memory.open([1, 2], 12)
