@@ -86,7 +86,7 @@ class Generations:
         self._closed = False
         self.costs = RoundCosts()
         self.pools = Pools()
-        self.nodes = NodeBudget()
+        self.nodes = NodeBudget(self.costs)
         self.recorder: Recorder | None = None
         self.room = Room()
         self.admission = Admission(

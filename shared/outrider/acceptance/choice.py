@@ -20,7 +20,7 @@ BEGIN_MARGIN = 0.05
 """After plain decoding, speculation begins only where it is expected to be this much faster."""
 STAY_MARGIN = 0.02
 """It goes on only where it is expected to be this much faster: what is expected may be wrong."""
-SHARED_MARGIN = 0.05
+SHARED_MARGIN = 0.08
 """By so much more where all sessions of a step are decided for at once: not all are like their average."""
 CHANGE_MARGIN = 0.02
 """Another length or source is taken only where it is expected to be this much faster than the one before."""

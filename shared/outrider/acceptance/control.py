@@ -65,8 +65,10 @@ class DraftControl:
         self._siblings = SiblingEstimate(pools.siblings)
         self._budget = NodeBudget() if budget is None else budget
         self._budget.join(self)
+        pools.consensus.join(self._estimates[Source.MODEL])
         self._longest = 0  # most tokens that the round in progress might have proposed
         self._probes = {source: Probes() for source in PRIORS}
+        self._begun = False  # a round has ended
         self._fallen = False
         self._levels: Mapping[Source, int] = {}  # of the round in progress
         self._choice = PLAIN  # of the round in progress
@@ -80,6 +82,8 @@ class DraftControl:
         `levels` has the sources that can propose now, with the level of their first token (`AcceptanceEstimate`).
         `at_hand`: so many tokens of the model were drafted ahead and cost nothing any more; 0: none were.
         """
+        if self._in_step and not self._begun and Source.MODEL not in levels:
+            levels = {}  # a verifier to be: what it drafts is not there yet, and n-grams would bring it out of step
         self._choose_for(levels, longest, at_hand, nodes)
         self._begin_probe()
         return self._choice
@@ -100,8 +104,10 @@ class DraftControl:
 
     @property
     def settled(self) -> bool:
-        """True if neither the round in progress nor the one decided last is a probe: what was decided may stand."""
-        return self._probed is None and not any(probes.under_way for probes in self._probes.values())
+        """True if what was decided last may stand: neither a probe, nor beside one, nor there to learn something."""
+        if self._probed is not None or any(probes.under_way for probes in self._probes.values()):
+            return False
+        return self._costs.settled and (self._pools.consensus.known or not self._shares_drafting)
 
     def went_on(self, levels: Mapping[Source, int], choice: Choice) -> None:
         """The choice of this round had been made before: the verifier was told."""
@@ -171,6 +177,7 @@ class DraftControl:
     def close(self) -> None:
         """The session has ended."""
         self._budget.leave(self)
+        self._pools.consensus.leave(self._estimates[Source.MODEL])
 
     def siblings_ahead(self, length: int, nodes: int = MAX_NODES) -> tuple[int, ...]:
         """The siblings of proposals of `length` that are drafted ahead, `nodes` with them at most; see `Choice`."""
@@ -205,13 +212,14 @@ class DraftControl:
 
     def record(self, result: Round) -> bool:
         """Take in what came of the last choice. True if it made the request fall back to plain decoding."""
+        self._begun = True
         source = self._choice.source if result.proposed else Source.NONE
         self._budget.record(result.rows, result.sessions, result.verify_ms, result.propose_ms)
         if result.verify_ms is not None:
             nodes = result.proposed + result.beside
-            self._costs.observe_verify(nodes, max(result.rows, 1 + nodes), result.verify_ms)
+            self._costs.observe_verify(nodes, result.verify_ms, result.rows, result.sessions)
         if source is Source.MODEL and result.propose_ms is not None:
-            self._costs.observe_draft(result.drafted or result.proposed, result.propose_ms)
+            self._costs.observe_draft(result.drafted or result.proposed, result.propose_ms, result.sessions)
         if result.foreseen is not None:
             self._costs.observe_lookup(result.foreseen)
         for each, probes in self._probes.items():
@@ -231,7 +239,7 @@ class DraftControl:
     ) -> None:
         self._levels, self._probed = levels, None
         self._nodes, self._longest = nodes, longest
-        self._costs.at_load(self._budget.together)
+        self._costs.at_load(self._budget.together, self._budget.own)
         self._choice = self._decide(longest, min(at_hand, longest), steady) if levels and longest > 0 else PLAIN
 
     def _begin_probe(self) -> None:
@@ -281,7 +289,8 @@ class DraftControl:
     def _choose(self, costs: CostTable, chances: Mapping[Source, Sequence[float]], *, steady: bool = False) -> Choice:
         beside = {Source.MODEL: self._beside(self._nodes)} if self._policy.max_siblings else NOTHING_BESIDE
         if self._shares_drafting and (own := chances.get(Source.MODEL)):
-            depth = self._pools.consensus.depth(costs, self._pools.acceptance[Source.MODEL].chances[: len(own)])
+            estimate, together = self._estimates[Source.MODEL], self._budget.together
+            depth = self._pools.consensus.depth(costs, len(own), estimate, together, self._window)
             costs, chances = with_drafting(costs, depth), {**chances, Source.MODEL: own[:depth]}
         return choose(costs, chances, self._window, self._previous, beside, self._budget.price, steady=steady)
 

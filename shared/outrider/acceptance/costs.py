@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
-from operator import mul
 
 from outrider.acceptance.curve import ENOUGH, TimeCurve
-from outrider.acceptance.expected_curve import ExpectedCurve
+from outrider.acceptance.expected_costs import ExpectedCosts
 from outrider.acceptance.proposal import Source
-from outrider.acceptance.step_times import StepTimes, place_of, rows_at
+from outrider.acceptance.step_times import StepTimes
 
 PLAIN_OLD = 200
 """Rounds without a plain one after which the time of those is measured again."""
@@ -59,29 +57,13 @@ class _AtLoad:
         self.learned: set[Source] = set()
 
 
-class _Expected:
-    """The same where replicas have told what their passes take: by the rows in flight of all sessions."""
-
-    def __init__(self, sessions: int, verify: StepTimes, draft: StepTimes | None) -> None:
-        self.verify = ExpectedCurve(lambda place: verify.at(rows_at(place)))
-        self.draft = None if draft is None else ExpectedCurve(partial(mul, draft.at(sessions)))
-
-    def verify_ms(self, sessions: float, longest: int) -> tuple[float, ...]:
-        """By the tokens that each session proposes, if all propose as many."""
-        places = [place_of(sessions * (1 + length)) for length in range(longest + 1)]
-        times = self.verify.times(int(places[-1]) + 1)
-        return tuple(
-            times[low] + (times[low + 1] - times[low]) * (place - low) for place in places for low in (int(place),)
-        )
-
-
 class RoundCosts:
     """One for all sessions of a coordinator: they share its replicas and its network.
 
     What more tokens cost depends on how many sessions propose them in one step, not only how long everything takes. So
-    there is a curve for each power of two of sessions. Where replicas say what their passes take (`expect`), it begins
-    with that, and what a round takes is what it does if all sessions choose alike; else a load that was never seen is
-    learned anew.
+    there is a curve for each power of two of sessions, and a load that was never seen is learned anew. Where replicas
+    say what their passes take (`expect`), that is corrected by what is seen, and what a round takes is what it does if
+    all sessions choose alike.
 
     A session's first round, which holds its prefill, must not be observed; nor a draft that has first to catch up.
     """
@@ -91,8 +73,7 @@ class RoundCosts:
         self._load = 0
         self._sessions = 1.0
         self._here = self._loads[0]
-        self._expected: dict[int, _Expected] = {}  # by load
-        self._steps: tuple[StepTimes, StepTimes | None] | None = None
+        self._expected: ExpectedCosts | None = None  # where replicas have told what their passes take
         self._draft = TimeCurve(through_origin=True)
         self._ahead = TimeCurve(through_origin=True)
         self._ahead_times, self._ahead_last = 0, 0
@@ -102,31 +83,32 @@ class RoundCosts:
 
     def expect(self, verify: StepTimes, draft: StepTimes | None) -> None:
         """What the passes of a verifier take, and those of the draft, which draws a token a row."""
-        if self._steps != (verify, draft):
-            self._steps = verify, draft
-            self._expected.clear()
+        if self._expected is None or self._expected.told != (verify, draft):
+            self._expected = ExpectedCosts(verify, draft)
 
-    def at_load(self, sessions: float) -> None:
-        """So many sessions share a pass now."""
+    def at_load(self, sessions: float, own: int = 1) -> None:
+        """So many sessions share a pass now, `own` of them this coordinator's."""
         self._sessions = max(sessions, 1.0)
+        if self._expected:
+            self._expected.at_load(self._sessions, own)
         load = math.log2(self._sessions)
         if abs(load - self._load) > LOAD_STEP:
             self._load = round(load)
             self._here = self._loads.setdefault(self._load, _AtLoad())
 
-    def observe_verify(self, proposed: int, rows: int, milliseconds: float) -> None:
-        """From sending `proposed` tokens to having the verdict; the pass had `rows`, those of other sessions too."""
-        if expected := self._expectation():
-            expected.verify.observe(round(place_of(rows)), milliseconds)
+    def observe_verify(self, proposed: int, milliseconds: float, rows: int = 0, sessions: int = 0) -> None:
+        """From sending `proposed` tokens to having the verdict; what shared the pass, this session's part included."""
+        if self._expected:
+            self._expected.observe_verify(max(rows, 1 + proposed), max(sessions, 1), milliseconds)
         else:
             self._here.verify.observe(proposed, milliseconds)
         self._mark(Source.NGRAM if proposed else Source.NONE)
         self._rounds += 1
 
-    def observe_draft(self, drafted: int, milliseconds: float) -> None:
-        """From asking the draft model to having `drafted` tokens, at least 1."""
-        if (expected := self._expectation()) and expected.draft:
-            expected.draft.observe(drafted, milliseconds)
+    def observe_draft(self, drafted: int, milliseconds: float, sessions: int = 0) -> None:
+        """From asking the draft model to having `drafted` tokens, at least 1, for so many sessions."""
+        if self._expected and self._expected.drafts:
+            self._expected.observe_draft(drafted, max(sessions, 1), milliseconds)
         else:
             if self._is_old(Source.MODEL):
                 self._draft.restart()
@@ -155,11 +137,22 @@ class RoundCosts:
 
     def table(self, longest: int) -> CostTable:
         """What is known now, for proposals of up to `longest` tokens."""
-        verify, draft = self._here.verify.times, self._draft.times
-        if expected := self._expectation():
-            verify = partial(expected.verify_ms, self._sessions)
-            draft = expected.draft.times if expected.draft else draft
-        return CostTable(verify(longest), draft(longest), self._ahead.times(longest))
+        if self._expected is None:
+            return CostTable(self._here.verify.times(longest), self._draft.times(longest), self._ahead.times(longest))
+        verify, draft = self._expected.times(longest)
+        return CostTable(verify, draft or self._draft.times(longest), self._ahead.times(longest))
+
+    def by_rows(self) -> list[tuple[float, float]]:
+        """Rows and milliseconds of passes in which all sessions propose as much, in order; empty: nobody told."""
+        if self._expected is None:
+            return []
+        verify, _ = self._expected.times(LONGEST_LESSON)
+        return [(self._sessions * (1 + length), each) for length, each in enumerate(verify)]
+
+    @property
+    def settled(self) -> bool:
+        """False while the best is hoped of what was not seen lately: what is decided then is decided to see it."""
+        return self._expected is None or not self._expected.hopes
 
     def known(self, source: Source) -> bool:
         """False while rounds of the source (`Source.NONE`: plain ones) were timed too seldom, or too long ago.
@@ -167,7 +160,7 @@ class RoundCosts:
         What is not chosen would otherwise never be measured again, and speculation must beat what plain decoding
         takes now.
         """
-        if (expected := self._expectation()) and (source is not Source.MODEL or expected.draft):
+        if self._expected and (source is not Source.MODEL or self._expected.drafts):
             return True
         return self._here.times[source] >= ENOUGH and not self._is_old(source)
 
@@ -178,16 +171,9 @@ class RoundCosts:
     def survey(self, length: int, longest: int) -> int:
         """`length`, but now and then its double or its half, whichever was measured less."""
         self._surveys += 1
-        if self._surveys % SURVEY_EVERY or self._steps:
+        if self._surveys % SURVEY_EVERY or self._expected:
             return length
         return min(min(2 * length, longest), max(1, length // 2), key=self._here.verify.count)
-
-    def _expectation(self) -> _Expected | None:
-        if self._steps is None:
-            return None
-        if self._load not in self._expected:
-            self._expected[self._load] = _Expected(2**self._load, *self._steps)
-        return self._expected[self._load]
 
     def _is_old(self, source: Source) -> bool:
         return self._rounds - self._here.last[source] >= (PLAIN_OLD if source is Source.NONE else OLD)

@@ -12,8 +12,10 @@ WELL_KNOWN = 100.0
 """Trials of all sessions from which on it is worth the most."""
 POOL_MEMORY, POOL_WEIGHT = 0.998, 20.0
 """What a trial is worth to all sessions after each later one of its level, and how many trials the first prior is."""
+LUCK_WEIGHT = 5.0
+"""How many of the tokens expected to stand it is worth that all levels do as the first priors say."""
 POOL_REFRESH = 16
-"""Trials after which what all sessions have seen is summed up anew."""
+"""Trials after which what all sessions have seen is summed up anew; until it is well known, after each."""
 SURPRISE = 0.003
 """A row of falls that has at most this chance says that the text has changed."""
 KEPT = 4.0
@@ -44,12 +46,14 @@ class AcceptancePool:
         self._trials[place] = POOL_MEMORY * self._trials[place] + 1.0
         self._stood[place] = POOL_MEMORY * self._stood[place] + stood
         self._new += 1
-        if self._new >= POOL_REFRESH:
+        if self._new >= POOL_REFRESH or self.weight < MOST_WEIGHT:
             self._new = 0
             known = min(1.0, sum(self._trials) / WELL_KNOWN)
             self.weight = LEAST_WEIGHT + known * (MOST_WEIGHT - LEAST_WEIGHT)
+            expected = sum(prior * trials for prior, trials in zip(self._prior, self._trials, strict=True))
+            luck = (sum(self._stood) + LUCK_WEIGHT) / (expected + LUCK_WEIGHT)
             self.chances = tuple(
-                min(MOST, (stood + POOL_WEIGHT * prior) / (trials + POOL_WEIGHT))
+                min(MOST, (stood + POOL_WEIGHT * min(MOST, luck * prior)) / (trials + POOL_WEIGHT))
                 for prior, trials, stood in zip(self._prior, self._trials, self._stood, strict=True)
             )
 

@@ -15,6 +15,7 @@ from itertools import accumulate, islice
 from statistics import median
 from typing import Protocol
 
+from outrider.acceptance.costs import RoundCosts
 from outrider.acceptance.curve import ENOUGH, monotone
 from outrider.acceptance.shape import Gains, gains_in_order
 from outrider.acceptance.step_times import place_of
@@ -97,7 +98,9 @@ def best_price(
 class NodeBudget:
     """One for all sessions of a coordinator."""
 
-    def __init__(self) -> None:
+    def __init__(self, costs: RoundCosts | None = None) -> None:
+        """`costs`: what rounds take, if replicas tell; else it is learned from what is seen alone."""
+        self._costs = costs
         self._price = 0.0
         self._times = RowTimes()
         self._sessions: dict[Session, None] = {}  # in the order in which they are asked
@@ -109,6 +112,11 @@ class NodeBudget:
     def together(self) -> float:
         """Sessions that share a pass, those of other coordinators too; all that take part, until rounds say more."""
         return self._in_step or float(len(self._sessions))
+
+    @property
+    def own(self) -> int:
+        """Sessions that take part: those of this coordinator."""
+        return len(self._sessions)
 
     @property
     def price(self) -> float:
@@ -140,8 +148,8 @@ class NodeBudget:
         self._rounds += 1
 
     def _new_price(self) -> float:
-        points = self._times.points()
         together = self.together
+        points = (self._costs and self._costs.by_rows()) or self._times.points()
         if not self._sessions or together < ALONE or len(points) < 2:
             return 0.0  # one alone knows its own times best
         asked = list(islice(self._sessions, MOST_ASKED))

@@ -16,4 +16,4 @@ class Pools:
     def __init__(self) -> None:
         self.acceptance = {source: AcceptancePool(prior) for source, prior in PRIORS.items()}
         self.siblings = SiblingPool()
-        self.consensus = Consensus()
+        self.consensus = Consensus(self.acceptance[Source.MODEL])

@@ -1,9 +1,10 @@
-"""What a replica's passes take by their rows, as it measured itself when it started."""
+"""What a replica's passes take by their rows and sessions, as it measured itself when it started."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 PLACES_PER_DOUBLING = 4
@@ -26,12 +27,36 @@ class StepTimes:
 
     rows: tuple[int, ...]  # rising, at least one
     milliseconds: tuple[float, ...]
+    each: int = 1
+    """Rows of a session in these passes, if there were so many."""
+    apart: StepTimes | None = None
+    """The same where every row is another session's, if that was measured too."""
 
-    def at(self, rows: float) -> float:
-        """Straight lines between what was measured, and beyond the last along its line; never less than the first."""
-        if len(self.rows) == 1 or rows <= self.rows[0]:
-            return self.milliseconds[0]
-        place = min(bisect_left(self.rows, rows), len(self.rows) - 1)
-        low, high = self.rows[place - 1], self.rows[place]
-        before, after = self.milliseconds[place - 1], self.milliseconds[place]
-        return max(self.milliseconds[0], before + (after - before) * (rows - low) / (high - low))
+    def at(self, rows: float, sessions: float | None = None) -> float:
+        """Milliseconds with so many rows of so many sessions; None: of as few as there were when it was measured.
+
+        Straight lines between what was measured, and beyond the last along its line; never less than the first.
+        What sessions cost beside their rows is told by passes in which every row is another session's: it grows with
+        their number, along a line from the passes with few.
+        """
+        time = max(self.milliseconds[0], _on_line(self.rows, self.milliseconds, rows))
+        fewest = max(1.0, rows / self.each)
+        if self.apart is None or sessions is None or rows <= fewest:
+            return time
+        more = min(max((sessions - fewest) / (rows - fewest), 0.0), 1.0)
+        return max(self.milliseconds[0], time + more * self._beside(self.apart, rows))
+
+    def _beside(self, apart: StepTimes, rows: float) -> float:
+        """What it takes more if every row is another session's; beyond what was measured in proportion to the rows."""
+        last = apart.rows[-1]
+        within = min(rows, last)
+        return (apart.at(within) - _on_line(self.rows, self.milliseconds, within)) * rows / within
+
+
+def _on_line(rows: Sequence[int], milliseconds: Sequence[float], wanted: float) -> float:
+    if len(rows) == 1 or wanted <= rows[0]:
+        return milliseconds[0]
+    place = min(bisect_left(rows, wanted), len(rows) - 1)
+    low, high = rows[place - 1], rows[place]
+    before, after = milliseconds[place - 1], milliseconds[place]
+    return before + (after - before) * (wanted - low) / (high - low)

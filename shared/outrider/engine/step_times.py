@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -25,6 +26,9 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 VERIFIED_EACH = 8
 """Rows of a session in the rounds that a verifier is timed with: about as many as speculation has."""
 
+APART = (4, 16, 64, 256)
+"""Numbers of rows that rounds of as many sessions are timed with too: plain decoding."""
+
 REPEATS = 3
 """Timed rounds for each; the median counts. One before them, with the prompt, is not timed."""
 
@@ -34,7 +38,7 @@ ENOUGH_S = 0.2
 FEW = 8
 """Rows that one session may have: what speculation costs it."""
 
-TIME_BUDGET_S, PATIENCE_S = 0.25, 3.0
+TIME_BUDGET_S, PATIENCE_S = 0.4, 3.0
 """No number of rows above `FEW` is begun after the first, and none at all after the second."""
 
 STEM = 4
@@ -45,7 +49,7 @@ Ask = Callable[[Key, int, tuple[int, ...], int], Verify | Propose]
 
 
 def time_verifying(core: ReplicaCore[Any]) -> StepTimes | None:
-    """Milliseconds of a verifier's rounds, drawing included, by the rows of all sessions in them.
+    """Milliseconds of a verifier's rounds, drawing included, by the rows of all sessions in them, few or many.
 
     Takes up to a second or so, on the thread of the caller, before the device thread is there; frees what it used.
     None where not even one row fits.
@@ -79,17 +83,21 @@ class _Timing:
         self._core.claim_thread()
         began = time.perf_counter()
         found: dict[int, float] = {}
+        apart: dict[int, float] = {}
         for rows in ROWS:
-            if not self._fits(rows) or time.perf_counter() - began > (PATIENCE_S if rows <= FEW else TIME_BUDGET_S):
+            left = (PATIENCE_S if rows <= FEW else TIME_BUDGET_S) - (time.perf_counter() - began)
+            if not self._fits(rows, self._each) or left < 0:
                 break
-            found[rows] = self._time(rows)
+            found[rows] = self._time(rows, self._each)
+            if rows in APART and self._each > 1 and self._fits(rows, 1):
+                apart[rows] = self._time(rows, 1)
         if not found:
             return None
-        log.info("rounds take %s", ", ".join(f"{ms:.2f} ms for {rows}" for rows, ms in found.items()))
-        return StepTimes(tuple(found), monotone(list(found.values()), [1.0] * len(found)))
+        log.info("rounds take %s; of as many sessions as rows %s", _said(found), _said(apart) or "no other times")
+        return replace(_rising(found), each=self._each, apart=_rising(apart) if apart else None)
 
-    def _fits(self, rows: int) -> bool:
-        engine, sessions = self._core.engine, -(-rows // self._each)
+    def _fits(self, rows: int, each: int) -> bool:
+        engine, sessions = self._core.engine, -(-rows // each)
         reserved = -(-self._length // engine.options.block_size) * engine.options.block_size
         return (
             sessions * reserved <= engine.available_tokens
@@ -97,9 +105,9 @@ class _Timing:
             and self._length <= engine.info.context_length
         )
 
-    def _time(self, rows: int) -> float:
-        """Milliseconds."""
-        shares = [min(self._each, rows - start) for start in range(0, rows, self._each)]
+    def _time(self, rows: int, each: int) -> float:
+        """Milliseconds; `each`: most rows of a session."""
+        shares = [min(each, rows - start) for start in range(0, rows, each)]
         stem = _tokens(self._core, STEM)
         for number in range(len(shares)):
             key = Key(number + 1, 1, STEM)
@@ -126,6 +134,14 @@ class _Timing:
         while self._core.busy:
             self._core.step()
         return time.perf_counter() - started
+
+
+def _rising(found: Mapping[int, float]) -> StepTimes:
+    return StepTimes(tuple(found), monotone(list(found.values()), [1.0] * len(found)))
+
+
+def _said(found: Mapping[int, float]) -> str:
+    return ", ".join(f"{ms:.2f} ms for {rows}" for rows, ms in found.items())
 
 
 def _tokens(core: ReplicaCore[Any], count: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from outrider.acceptance.curve import monotone
@@ -18,8 +19,14 @@ def step_times_to_proto(times: StepTimes | None) -> list[replica_pb2.StepTime]:
     """The wire form of what passes take; None is empty."""
     if times is None:
         return []
+    apart = {} if times.apart is None else dict(zip(times.apart.rows, times.apart.milliseconds, strict=True))
     return [
-        replica_pb2.StepTime(rows=rows, microseconds=round(milliseconds * 1e3))
+        replica_pb2.StepTime(
+            rows=rows,
+            microseconds=round(milliseconds * 1e3),
+            sessions=-(-rows // times.each),
+            apart_microseconds=round(apart.get(rows, 0.0) * 1e3),
+        )
         for rows, milliseconds in zip(times.rows, times.milliseconds, strict=True)
     ]
 
@@ -33,5 +40,16 @@ def step_times_from_proto(name: str, wire: Sequence[replica_pb2.StepTime]) -> St
     rows = tuple(each.rows for each in wire)
     if rows[0] < 1 or any(after <= before for before, after in pairwise(rows)):
         raise InvalidArgument(f"{name}.rows", rows, "rising, from 1 on")
-    times = tuple(max(each.microseconds, 1) / 1e3 for each in wire)
+    if beyond := next((each for each in wire if each.sessions > each.rows), None):
+        raise InvalidArgument(f"{name}.sessions", beyond.sessions, f"at most the rows, {beyond.rows}")
+    each = -(-rows[-1] // (wire[-1].sessions or rows[-1]))
+    apart = [(each.rows, each.apart_microseconds) for each in wire if each.apart_microseconds]
+    times = _rising(rows, [each.microseconds for each in wire])
+    others = _rising(tuple(rows for rows, _ in apart), [time for _, time in apart]) if apart else None
+    return replace(times, each=each, apart=others)
+
+
+def _rising(rows: tuple[int, ...], microseconds: Sequence[int]) -> StepTimes:
+    """A time that falls with the rows was measured badly."""
+    times = [max(time, 1) / 1e3 for time in microseconds]
     return StepTimes(rows, monotone(times, [1.0] * len(times)))

@@ -172,17 +172,25 @@ class StepTime(_message.Message):
 
     ROWS_FIELD_NUMBER: _builtins.int
     MICROSECONDS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    APART_MICROSECONDS_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     microseconds: _builtins.int
+    sessions: _builtins.int
+    """Sessions that the rows belonged to; 0 says as many as rows."""
+    apart_microseconds: _builtins.int
+    """What as many rows take if each belongs to another session; 0: not measured."""
     def __init__(
         self,
         *,
         rows: _builtins.int = ...,
         microseconds: _builtins.int = ...,
+        sessions: _builtins.int = ...,
+        apart_microseconds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["microseconds", b"microseconds", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart_microseconds", b"apart_microseconds", "microseconds", b"microseconds", "rows", b"rows", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

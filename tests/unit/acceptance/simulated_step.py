@@ -18,6 +18,8 @@ from outrider.acceptance.round import Round
 from outrider.acceptance.step_times import StepTimes
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+TIMED_EACH = 8
+"""As in the engine: rows of a session in the rounds that a replica times of itself, but for those of one row each."""
 STANDS = 4
 """As in the coordinator: rounds for which a decision stands."""
 
@@ -26,8 +28,10 @@ STANDS = 4
 class Card:
     """About what a large GPU takes, in milliseconds: free up to a few rows, then dearer; the host beside it."""
 
-    host: float = 0.04  # a session's, in every round
+    host: float = 0.04  # a session's that decodes plainly, each round
+    host_guess: float = 0.04  # the same of one that guesses
     host_row: float = 0.0  # a proposed token's
+    opening_ms: float = 0.0  # of the draft, before a session's first guess
 
     def verify_ms(self, rows: float) -> float:
         return 4.2 + 0.032 * rows + (5.0 if rows > 256 else 0.0)
@@ -35,13 +39,31 @@ class Card:
     def draft_ms(self, sessions: float) -> float:
         return 0.55 + 0.006 * sessions
 
-    def host_ms(self, sessions: int, rows: int) -> float:
-        return 0.15 + self.host * sessions + self.host_row * (rows - sessions)
+    def host_ms(self, plain: int, guessing: int, proposed: int) -> float:
+        return 0.15 + self.host * plain + self.host_guess * guessing + self.host_row * proposed
 
-    def told(self, factor: float) -> tuple[StepTimes, StepTimes]:
-        """What the replica says, wrong by a factor."""
-        verify = tuple(factor * self.verify_ms(rows) for rows in ROWS)
-        return StepTimes(ROWS, verify), StepTimes(ROWS, tuple(factor * self.draft_ms(rows) for rows in ROWS))
+    def told(self, factor: float, guessed: float = 1.0, *, seen: float = 0.5) -> tuple[StepTimes, StepTimes]:
+        """What the replica says: of its host it has seen a part; wrong by a factor, more so for rounds with guesses."""
+
+        def packed_ms(rows: int) -> float:
+            count = -(-rows // TIMED_EACH)
+            return factor * guessed * (self.verify_ms(rows) + seen * self.host_ms(0, count, rows - count))
+
+        apart = tuple(factor * (self.verify_ms(rows) + seen * self.host_ms(rows, 0, 0)) for rows in ROWS)
+        verify = StepTimes(ROWS, tuple(map(packed_ms, ROWS)), TIMED_EACH, StepTimes(ROWS, apart))
+        return verify, StepTimes(ROWS, tuple(factor * self.draft_ms(rows) for rows in ROWS))
+
+
+@dataclass
+class Coordinator:
+    """What one coordinator's sessions share."""
+
+    costs: RoundCosts
+    pools: Pools = field(default_factory=Pools)
+    budget: NodeBudget = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.budget = NodeBudget(self.costs)
 
 
 @dataclass
@@ -54,12 +76,13 @@ class Seat:
     stands_for: int = 0
     tokens: int = 0
     first: bool = True
+    guessed: bool = False
 
     def decide(self, longest: int) -> Choice:
         """The choice of a round; the next one's is made, or stands, meanwhile."""
         choice, levels = self.following, {Source.MODEL: 1}
         if choice is None:
-            choice = self.control.decide(levels, longest)
+            choice = self.control.decide({} if self.first else levels, longest)
         else:
             self.control.went_on(levels, choice)
         if self.stands_for and self.following is not None:
@@ -85,20 +108,32 @@ class Played:
 
 
 class SharedVerifier:
-    """Runs rounds of several sessions; one coordinator's costs and pools last from run to run."""
+    """Runs rounds of several sessions; what the coordinators have learned lasts from run to run."""
 
-    def __init__(self, card: Card, policy: Policy, *, told: float = 1.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        card: Card,
+        policy: Policy,
+        *,
+        told: float = 1.0,
+        guessed: float = 1.0,
+        coordinators: int = 1,
+        seed: int = 0,
+    ) -> None:
+        """`told`, `guessed`: see `Card.told`."""
         self._card = card
         self._policy = policy
-        self._costs, self._pools, self._budget = RoundCosts(), Pools(), NodeBudget()
-        self._costs.expect(*card.told(told))
+        self._coordinators = [Coordinator(RoundCosts()) for _ in range(coordinators)]
+        for each in self._coordinators:
+            each.costs.expect(*card.told(told, guessed))
         self._random = random.Random(seed)
 
     def run(self, sessions: int, tokens: int, chance: Callable[[int], float], longest: int = 8) -> Played:
         """New sessions, until each has so many tokens."""
+        shares = [self._coordinators[number % len(self._coordinators)] for number in range(sessions)]
         seats = [
-            Seat(DraftControl(self._costs, self._policy, self._pools, self._budget, in_step=True), chance(number))
-            for number in range(sessions)
+            Seat(DraftControl(one.costs, self._policy, one.pools, one.budget, in_step=True), chance(number))
+            for number, one in enumerate(shares)
         ]
         played = Played()
         while min(seat.tokens for seat in seats) < tokens:
@@ -110,21 +145,31 @@ class SharedVerifier:
     def _round(self, seats: list[Seat], longest: int, played: Played) -> None:
         choices = [seat.decide(longest) for seat in seats]
         lengths = [choice.length for choice in choices]
-        deepest, rows = max(lengths), len(seats) + sum(lengths)
-        drafting = 0.5 * (deepest > 0)
+        deepest, proposed, guessing = max(lengths), sum(lengths), sum(length > 0 for length in lengths)
+        opened = sum(length > 0 and not seat.guessed for seat, length in zip(seats, lengths, strict=True))
+        drafting = 0.5 * (deepest > 0) + opened * self._card.opening_ms
         drafting += sum(self._card.draft_ms(sum(length > step for length in lengths)) for step in range(deepest))
-        verifying = self._card.verify_ms(rows) + self._card.host_ms(len(seats), rows)
+        rows = len(seats) + proposed
+        verifying = self._card.verify_ms(rows) + self._card.host_ms(len(seats) - guessing, guessing, proposed)
         played.milliseconds += drafting + verifying
         for seat, length in zip(seats, lengths, strict=True):
             stood = 0
             while stood < length and self._random.random() < seat.chance:
                 stood += 1
             observed = verifying * self._random.lognormvariate(0.0, 0.05)
-            times = (None, None) if seat.first else (drafting, observed)
             seat.control.record(
-                Round(length, stood, stood + 1, *times, rows=rows, sessions=len(seats), drafted=deepest)
+                Round(
+                    length,
+                    stood,
+                    stood + 1,
+                    drafting if seat.guessed else None,  # the first has to catch up
+                    None if seat.first else observed,
+                    rows=rows,
+                    sessions=len(seats),
+                    drafted=deepest,
+                )
             )
-            seat.first = False
+            seat.first, seat.guessed = False, seat.guessed or length > 0
             seat.tokens += stood + 1
             played.tokens += stood + 1
             played.lengths[length] += 1
@@ -132,6 +177,7 @@ class SharedVerifier:
 
 def rate_of_length(card: Card, sessions: int, chance: float, length: int) -> float:
     """Tokens a millisecond if all sessions always guess so much; by arithmetic."""
-    rows = sessions * (1 + length)
-    spent = card.verify_ms(rows) + card.host_ms(sessions, rows) + 0.5 * (length > 0) + length * card.draft_ms(sessions)
+    rows, guessing = sessions * (1 + length), sessions * (length > 0)
+    spent = card.verify_ms(rows) + card.host_ms(sessions - guessing, guessing, sessions * length)
+    spent += 0.5 * (length > 0) + length * card.draft_ms(sessions)
     return sessions * sum(chance**depth for depth in range(length + 1)) / spent
