@@ -36,6 +36,12 @@ def test_rounds_of_rising_numbers_of_rows_are_timed_and_leave_nothing_behind(
     assert found is not None
     assert found.rows == (1, 2, 4, 8, 16)
     assert all(0 < before <= after for before, after in pairwise(found.milliseconds))
+    if core is VerifyCore:  # the sessions of a draft have a row each
+        assert found.each == 8
+        assert found.apart is not None
+        assert found.apart.rows == (4, 16)
+    else:
+        assert found.apart is None
     assert not len(replica.sessions)
     assert not replica.busy
     assert one.available_tokens == free

@@ -23,6 +23,17 @@ def test_they_survive(points: list[tuple[int, int]]) -> None:
     assert step_times_from_proto("step_times", step_times_to_proto(times)) == times
 
 
+def test_rounds_of_many_sessions_survive_beside_those_of_few() -> None:
+    times = StepTimes((1, 4, 16, 64), (4.0, 4.1, 4.5, 6.0), 8, StepTimes((4, 16), (4.3, 5.0)))
+    assert step_times_from_proto("step_times", step_times_to_proto(times)) == times
+
+
+def test_no_more_sessions_than_rows() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        step_times_from_proto("step_times", [replica_pb2.StepTime(rows=2, microseconds=9, sessions=3)])
+    assert caught.value.field == "step_times.sessions"
+
+
 def test_nothing_may_be_said() -> None:
     assert step_times_to_proto(None) == []
     assert step_times_from_proto("step_times", []) is None
