@@ -21,7 +21,7 @@ from outrider_coordinator.session import Delta, Session
 
 log = get_logger(__name__)
 
-STANDS = 8
+STANDS = 5
 """Most rounds for which it stands what follows by itself: a verifier is never kept waiting, and deciding takes a while.
 
 More would save little more, and what was learned meanwhile would be heeded later.

@@ -109,7 +109,7 @@ async def test_rounds_follow_each_other_without_a_word_of_the_coordinator(
     assert [(len(item.proposal), item.draft_first) for item in rounds] == [(0, None)]
     orders = [item for item in said if isinstance(item, FollowUp)]
     # As many rounds at once as surely fit into the rest of the answer.
-    assert [(item.draft_first, item.rounds) for item in orders] == [(DraftFirst(4), 8), (DraftFirst(4), 4)]
+    assert [(item.draft_first, item.rounds) for item in orders] == [(DraftFirst(4), rounds) for rounds in (5, 5, 2)]
     # 61 verified tokens, 48 of them drafted: a few bytes for each, and the prompt.
     assert stats.wire_bytes < 1500
 
