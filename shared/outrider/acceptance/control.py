@@ -68,8 +68,7 @@ class DraftControl:
         pools.consensus.join(self._estimates[Source.MODEL])
         self._longest = 0  # most tokens that the round in progress might have proposed
         self._probes = {source: Probes() for source in PRIORS}
-        self._begun = False  # a round has ended
-        self._fallen = False
+        self._begun = self._fallen = False  # a round has ended; it guesses no more
         self._levels: Mapping[Source, int] = {}  # of the round in progress
         self._choice = PLAIN  # of the round in progress
         self._previous: Choice | None = None  # what the costs last decided, without siblings
@@ -107,7 +106,8 @@ class DraftControl:
         """True if what was decided last may stand: neither a probe, nor beside one, nor there to learn something."""
         if self._probed is not None or any(probes.under_way for probes in self._probes.values()):
             return False
-        return self._costs.settled and (self._pools.consensus.known or not self._shares_drafting)
+        known = self._pools.consensus.known or not self._shares_drafting
+        return self._policy.fixed_length or (known and self._costs.settled)
 
     def went_on(self, levels: Mapping[Source, int], choice: Choice) -> None:
         """The choice of this round had been made before: the verifier was told."""
