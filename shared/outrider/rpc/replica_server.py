@@ -216,7 +216,8 @@ class ReplicaStreams(Generic[Item, Reply]):
 class _Outbox(Generic[Reply]):
     """Replies on their way from the device thread to one stream; whatever is ready leaves in one frame.
 
-    Each item of the peer causes few replies (a follow-up `MAX_ROUNDS` at most); a peer that sends on without reading them is cut off.
+    Each item of the peer causes one reply at most, a follow-up `MAX_ROUNDS`; a peer that sends on without reading them
+    is cut off.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
