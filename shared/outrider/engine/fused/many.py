@@ -68,6 +68,7 @@ def block_tables(sequences: Sequence[KvSequence], sizes: Ints, spare_block: int)
     tables = array("i", (spare_block,))
     for sequence, size in zip(sequences, sizes.tolist(), strict=True):
         tables += sequence.table[:size]
+    assert len(tables) == 1 + sizes.sum(), "a session's table ends before its rows do"
     return sizes.cumsum() - sizes + 1, tables
 
 

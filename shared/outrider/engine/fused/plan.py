@@ -155,7 +155,8 @@ class PlanBuffer:
         `shape` has a row and a tile for each session. Each gets an equal part of the workspace.
         """
         lengths = np.array([len(sequence.cached) for sequence in sequences])
-        starts, tables = block_tables(sequences, -(-(lengths + steps) // self._block_size), self._spare)
+        reached = lengths + steps - 1  # the last token is drawn, but not run: there may be no room for it
+        starts, tables = block_tables(sequences, -(-reached // self._block_size), self._spare)
         each, part = np.arange(shape.rows, dtype=np.int32), self._split_entries // shape.rows
         ends = np.full(shape.rows, int(split_of(np.array(1))) + 1, np.int32)  # of the rows that stand for nothing
         ends[: len(sequences)] = split_of(lengths) + 1
