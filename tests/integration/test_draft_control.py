@@ -189,10 +189,10 @@ class Recorded(RoundCosts):
         self.verified: list[int] = []
         self.drafted = 0
 
-    def observe_verify(self, proposed: int, rows: int, milliseconds: float) -> None:
+    def observe_verify(self, proposed: int, milliseconds: float, rows: int = 0, sessions: int = 0) -> None:
         assert milliseconds > 0
         self.verified.append(proposed)
-        super().observe_verify(proposed, rows, milliseconds)
+        super().observe_verify(proposed, milliseconds, rows, sessions)
 
     def observe_draft(self, drafted: int, milliseconds: float) -> None:
         assert milliseconds > 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
 from outrider.engine.batch import Feed
+from outrider.engine.drawn import Drawn
 from outrider.engine.engine import Engine
 from outrider.engine.laps import Laps
 from outrider.engine.schedule import Demand, schedule
@@ -35,6 +36,15 @@ from outrider.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 Work = TypeVar("Work")
+
+
+class Launched(NamedTuple, Generic[Work]):
+    """A pass on its way."""
+
+    sessions: list[Session[Work]]
+    finishing: list[Session[Work]]  # those whose rounds end with it
+    feeds: list[Feed]  # their last ones, which have the rows of the logits
+    logits: torch.Tensor | Exception  # [rows, width], or what went wrong
 
 
 class ReplicaCore(ABC, Generic[Work]):
@@ -107,6 +117,10 @@ class ReplicaCore(ABC, Generic[Work]):
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[ReplicaPeer, Reply]]:
         """One forward pass over the sessions that are ready; see `Core`."""
         self._meanwhile = meanwhile
+        return self.complete(self.launch())
+
+    def launch(self, drawn: Drawn | None = None) -> Launched[Work]:
+        """Begin a pass over the sessions that are ready. `drawn`: see `Engine.forward`."""
         ready = list(self.sessions.waiting())
         demands = [self.demand(session) for session in ready]
         grants = schedule(demands, budget=self.engine.options.max_batch_tokens, decode_limit=self.max_proposal + 1)
@@ -115,6 +129,7 @@ class ReplicaCore(ABC, Generic[Work]):
             for session, demand, grant in zip(ready, demands, grants, strict=True)
             if grant
         ]
+        sessions = [session for session, _, _ in granted]
         finishing = [session for session, _, completes in granted if completes]
         try:
             feeds = [
@@ -123,12 +138,21 @@ class ReplicaCore(ABC, Generic[Work]):
             self.pass_rows = sum(map(len, feeds))
             if not self.engine.computes_apart:
                 self.overlap()
-            logits = self.engine.forward(feeds)
-            return self._finish(finishing, [feed for feed in feeds if feed.want_logits], logits)
+            logits = self.engine.forward(feeds, drawn)
         except Exception as error:
-            log.exception("a step of %d sessions failed", len(granted))
+            return Launched(sessions, [], [], error)
+        return Launched(sessions, finishing, [feed for feed in feeds if feed.want_logits], logits)
+
+    def complete(self, launched: Launched[Work]) -> list[tuple[ReplicaPeer, Reply]]:
+        """Finish a pass; the replies of the rounds that are done."""
+        try:
+            if isinstance(launched.logits, Exception):
+                raise launched.logits
+            return self._finish(launched.finishing, launched.feeds, launched.logits)
+        except Exception as error:
+            log.exception("a step of %d sessions failed", len(launched.sessions))
             self.laps.restart()
-            return [self.fail(session, error) for session, _, _ in granted]
+            return [self.fail(session, error) for session in launched.sessions]
 
     def drop_peer(self, peer: ReplicaPeer) -> None:
         """Free the sessions of a stream that ended."""

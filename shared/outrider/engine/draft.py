@@ -15,6 +15,7 @@ from outrider.acceptance.proposal import NO_PROPOSAL
 from outrider.acceptance.tree import validate_tree
 from outrider.engine.batch import Feed
 from outrider.engine.core import ReplicaCore
+from outrider.engine.drawn import Drawn
 from outrider.engine.engine import Engine
 from outrider.engine.foresight import Foresight
 from outrider.engine.guess import Drafting, DraftSession, Growing, Guess
@@ -38,6 +39,8 @@ class DraftCore(ReplicaCore[Drafting]):
         """See ReplicaCore."""
         super().__init__(engine, max_proposal=max_proposal, lease_s=lease_s)
         engine.prepare_chains()
+        self.on_chains: Callable[[Sequence[DraftSession], int, Drawn], None] = lambda sessions, steps, drawn: None
+        """Called while so many tokens are drawn for each of the sessions, without the host between."""
 
     def start_round(self, session: DraftSession, item: Verify | Propose | DraftAhead) -> Reply | None:
         """Begin to guess; the proposal comes from a later step."""
@@ -131,9 +134,14 @@ class DraftCore(ReplicaCore[Drafting]):
         room = min([sequence.max_length - len(sequence.cached) for sequence in sequences])
         steps = min(max([guess.steps_left for guess in guesses]), room + 1)  # the last token needs none
         beside = max([guess.most_siblings for guess in guesses])
-        if steps < 2 or beside > MOST_BESIDE:
+        if steps < 1 or beside > MOST_BESIDE:
             return None
-        chains = self.engine.chains(sequences, states, logits, steps, beside, self.overlap)
+
+        def under_way(drawn: Drawn) -> None:
+            self.on_chains(sessions, steps, drawn)
+            self.overlap()
+
+        chains = self.engine.chains(sequences, states, logits, steps, beside, under_way)
         if chains is not None and (bad := chains.unusable()):
             raise UnusableLogits(bad)
         return chains

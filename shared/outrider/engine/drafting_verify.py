@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Verdict
+import torch
+
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
+from outrider.acceptance.tree import TokenTree
+from outrider.engine.batch import Feed
+from outrider.engine.core import Launched
+from outrider.engine.drawn import Drawn
 from outrider.engine.engine import Engine
+from outrider.engine.guess import DraftSession, Guess
 from outrider.engine.own_draft import OwnDraft, OwnGuess
 from outrider.engine.sessions import ReplicaPeer, Reply, Session
 from outrider.engine.verify import VerifyCore
@@ -22,7 +30,12 @@ MOST_IN_A_ROW = 4
 
 
 class DraftingVerifyCore(VerifyCore):
-    """Drafting goes before verifying, so that sessions whose rounds end together stay together."""
+    """Drafting goes before verifying, so that sessions whose rounds end together stay together.
+
+    Where the device draws what is drafted without the host between, the pass that verifies it is launched right behind:
+    its rows, places and tables are known, its tokens stand on the device. The host learns of them while they are
+    verified.
+    """
 
     def __init__(self, engine: Engine, own: OwnDraft, *, max_proposal: int, lease_s: float) -> None:
         """See `ReplicaCore`."""
@@ -33,6 +46,9 @@ class DraftingVerifyCore(VerifyCore):
         self._in_a_row = 0  # passes of the draft since the last one of the target
         self._drafting_s = 0.0  # what they took
         self.sessions.on_remove = self._forget
+        self._behind: Launched[VerifyRows] | None = None  # the pass that was launched behind the draft's
+        self._awaited: dict[Session[VerifyRows], TokenTree] = {}  # what stands for guesses in it until they are known
+        own.core.on_chains = self._verify_behind
 
     def claim_thread(self) -> None:
         """See `Core`."""
@@ -54,7 +70,19 @@ class DraftingVerifyCore(VerifyCore):
             self._verify(guess)
         self._in_a_row += 1
         self._drafting_s += self.laps.lap()
-        return []
+        if self._behind is None:
+            return []
+        behind, self._behind = self._behind, None
+        replies = self.complete(self._with_guesses(behind))
+        self._awaited.clear()
+        self._in_a_row, self._drafting_s = 0, 0.0
+        return replies
+
+    def last_feed(self, session: Session[VerifyRows]) -> Feed:
+        """See `VerifyCore`."""
+        feed = super().last_feed(session)
+        awaited = self._awaited.get(session)
+        return feed if awaited is None else Feed(feed.sequence, feed.tokens, awaited)
 
     def expire(self, now: float) -> None:
         """See `Core`."""
@@ -101,6 +129,48 @@ class DraftingVerifyCore(VerifyCore):
             proposal = NO_PROPOSAL
             session.work = VerifyRows(session.sampling, len(session.history), proposal)
         self._drafted[session] = proposal
+
+    def _verify_behind(self, drafts: Sequence[DraftSession], steps: int, drawn: Drawn) -> None:
+        """Launch the pass over what is being drafted, unless more is to be drafted before it."""
+        if self._behind is not None or not self.engine.takes_drawn or self._own.others_wait(drafts):
+            return
+        for row, draft in enumerate(drafts):
+            guess, session = draft.work, self._own.asked_for(draft)
+            assert isinstance(guess, Guess)
+            if guess.growing.siblings or guess.growing.tokens:
+                self._awaited.clear()
+                return
+            if session is not None:
+                count = min(guess.max_tokens, steps)
+                self._awaited[session] = TokenTree.chain([drawn.reference(step, row) for step in range(count)])
+        if not self._awaited:
+            return
+        for session, tree in self._awaited.items():
+            some = Proposal(TokenTree.chain([0] * len(tree)), Source.MODEL)  # as many tokens as there will be
+            session.work = VerifyRows(session.sampling, len(session.history), some)
+        self._behind = self.launch(drawn)
+
+    def _with_guesses(self, behind: Launched[VerifyRows]) -> Launched[VerifyRows]:
+        """The pass, now that what it verifies is known: rows beyond a guess's end are not looked at."""
+        for session in self._awaited:
+            if session not in self._drafted:
+                self._verify(OwnGuess(session, NO_PROPOSAL))
+        if isinstance(behind.logits, Exception):
+            return behind
+        shorter = False
+        for session in behind.finishing:
+            if awaited := self._awaited.get(session):
+                assert session.work is not None
+                session.sequence.tree = session.work.proposal.tree
+                shorter |= len(session.sequence.tree) < len(awaited)
+        return self._cut(behind, behind.logits) if shorter else behind
+
+    def _cut(self, behind: Launched[VerifyRows], logits: torch.Tensor) -> Launched[VerifyRows]:
+        parts = torch.split(logits, [feed.logit_rows for feed in behind.feeds])
+        works = [session.work for session in behind.finishing if session.work is not None]
+        rows = [part[: len(work)] for part, work in zip(parts, works, strict=True)]
+        feeds = [replace(feed, tree=work.proposal.tree) for feed, work in zip(behind.feeds, works, strict=True)]
+        return behind._replace(feeds=feeds, logits=torch.cat(rows))
 
     def _forget(self, session: Session[VerifyRows]) -> None:
         self._own.forget(session)

@@ -12,6 +12,7 @@ from torch import Tensor
 from outrider.acceptance.tree import TokenTree
 from outrider.engine.batch import Feed
 from outrider.engine.blocks import BlockPool
+from outrider.engine.drawn import Drawn
 from outrider.engine.kernels import CONTEXT_STEP
 from outrider.engine.kv import KvStore, LayerShape, SlotMoves
 from outrider.engine.memory import GIB, default_kv_bytes
@@ -21,7 +22,6 @@ from outrider.engine.probe import LayerCall, probe_calls
 from outrider.engine.runner import Chains, Growth, Runner, make_runner
 from outrider.engine.selfcheck import CHECK_LENGTH, SelfCheck
 from outrider.engine.sequence import NO_TREE, KvSequence
-from outrider.engine.worker import nothing
 from outrider.errors import InvalidArgument, ModelLoadError, ResourceExhausted
 from outrider.sampling.state import SamplingState
 
@@ -51,6 +51,11 @@ class Engine:
         """Make the engine's device that of the calling thread: kernels are launched on a thread's own device."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+
+    @property
+    def takes_drawn(self) -> bool:
+        """True if passes can run tokens that the host does not know yet."""
+        return self._run.takes_drawn
 
     @property
     def computes_apart(self) -> bool:
@@ -83,12 +88,13 @@ class Engine:
         """Free a sequence's memory; its full blocks stay in the prefix cache until the room is needed."""
         sequence.close()
 
-    def forward(self, feeds: Sequence[Feed]) -> Tensor:
+    def forward(self, feeds: Sequence[Feed], drawn: Drawn | None = None) -> Tensor:
         """Compute the feeds in one pass and return logits [R, W].
 
         Rows in order: per feed with `want_logits` its last chain token, then its tree's new nodes. W is at least the
         vocabulary size; ids beyond that are padding. The chains join their sequences' `cached`; the trees stay in
         flight until `align`. Raises ResourceExhausted, and changes no sequence, if the device has no room to compute.
+        `drawn`: what negative ids of nodes refer to; whoever knows the ids replaces the trees in flight.
         """
         total = 0
         for feed in feeds:
@@ -99,7 +105,7 @@ class Engine:
             total += count
         assert 0 < total <= self.options.max_batch_tokens
         try:
-            return self._advance(feeds)
+            return self._advance(feeds, drawn)
         except torch.OutOfMemoryError as error:
             raise ResourceExhausted(f"the device ran out of memory over {total} tokens: {error}") from error
 
@@ -116,19 +122,19 @@ class Engine:
         logits: Tensor,
         steps: int,
         beside: int,
-        meanwhile: Callable[[], None] = nothing,
+        meanwhile: Callable[[Drawn], None],
     ) -> Chains | None:
         """Draw `steps` tokens after each sequence, one after another, the first from its row of `logits` [S, W].
 
         At most `beside` of the next likeliest are named beside each.
         The states are plain (see `outrider.sampling.plain`), the cache holds each session's whole history. All tokens
         but the last join `cached`, once they are known to be usable. `meanwhile` is called once the device computes
-        them, before it is waited for. None where the host has to take every step.
+        them, before it is waited for, with where they will be. None where the host has to take every step.
         """
         for sequence in sequences:
             sequence.check_room(steps - 1)
         found = self._run.chains(sequences, states, logits, steps, beside, meanwhile)
-        if found is not None and not found.unusable():
+        if found is not None and steps > 1 and not found.unusable():
             for sequence, tokens in zip(sequences, zip(*found.tokens[:-1], strict=True), strict=True):
                 sequence.extend(tokens, NO_TREE)
         return found
@@ -168,9 +174,9 @@ class Engine:
         return self._run.rank(logits, states, positions)
 
     @torch.inference_mode()
-    def _advance(self, feeds: Sequence[Feed]) -> Tensor:
+    def _advance(self, feeds: Sequence[Feed], drawn: Drawn | None = None) -> Tensor:
         self._store.apply(self._moves)
-        logits = self._run(feeds)
+        logits = self._run(feeds, drawn)
         for feed in feeds:
             feed.sequence.extend(feed.tokens, feed.tree)
         return logits

@@ -8,7 +8,7 @@ rounds end together are drafted for together and verified together.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -80,6 +80,16 @@ class OwnDraft:
     def expire(self, now: float) -> None:
         """See `outrider.engine.worker.Core`."""
         self.core.expire(now)
+
+    def others_wait(self, drafts: Sequence[DraftSession]) -> bool:
+        """True if a session that is none of these wants a pass too."""
+        those = set(drafts)
+        return not all(each in those for each in self.core.sessions.waiting())
+
+    def asked_for(self, draft: DraftSession) -> Target | None:
+        """The verifier's session that waits for what is guessed in `draft`, if it does."""
+        held = draft.peer
+        return held.session if isinstance(held, _Held) and held.asked == len(held.session.history) else None
 
     def cancel(self, session: Target) -> None:
         """Whatever is under way for the session, its result is wanted no more."""

@@ -16,6 +16,7 @@ from outrider.engine.attention import PagedAttention
 from outrider.engine.batch import Batch, Feed
 from outrider.engine.decoder import Decoder, make_decoder
 from outrider.engine.draft_vocabulary import TrimmedDecoder
+from outrider.engine.drawn import Drawn
 from outrider.engine.kv import KvStore
 from outrider.engine.model import LoadedModel
 from outrider.engine.options import EngineOptions
@@ -72,8 +73,14 @@ class Growth:
 class Runner(Protocol):
     """A model and its cache's memory."""
 
-    def __call__(self, feeds: Sequence[Feed]) -> Tensor:
-        """Run the feeds, whose KV goes to their sequences' slots; logits [R, W] as `Engine.forward` returns them."""
+    takes_drawn: bool
+    """Whether its passes can run tokens that the host does not know yet."""
+
+    def __call__(self, feeds: Sequence[Feed], drawn: Drawn | None = None) -> Tensor:
+        """Run the feeds, whose KV goes to their sequences' slots; logits [R, W] as `Engine.forward` returns them.
+
+        `drawn`: what negative ids in the feeds refer to; only where it takes that.
+        """
         ...
 
     def chains(
@@ -83,7 +90,7 @@ class Runner(Protocol):
         logits: Tensor,
         steps: int,
         beside: int,
-        meanwhile: Callable[[], None],
+        meanwhile: Callable[[Drawn], None],
     ) -> Chains | None:
         """See `Engine.chains`; None where the host has to take every step."""
         ...
@@ -106,12 +113,15 @@ class Runner(Protocol):
 class GeneralRunner:
     """Any architecture, on any device."""
 
+    takes_drawn = False
+
     def __init__(self, decoder: Decoder, store: KvStore) -> None:
         self._decoder = decoder
         self._store = store
 
-    def __call__(self, feeds: Sequence[Feed]) -> Tensor:
+    def __call__(self, feeds: Sequence[Feed], drawn: Drawn | None = None) -> Tensor:
         """See `Runner`."""
+        assert drawn is None
         batch = Batch.of(feeds, self._store.device)
         return self._decoder(batch, PagedAttention(self._store, batch))
 
@@ -122,7 +132,7 @@ class GeneralRunner:
         logits: Tensor,
         steps: int,
         beside: int,
-        meanwhile: Callable[[], None],
+        meanwhile: Callable[[Drawn], None],
     ) -> Chains | None:
         """See `Runner`: the host takes every step."""
         return None

@@ -17,6 +17,7 @@ from outrider.acceptance.params import Rule
 from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.batch import Feed
 from outrider.engine.draft import DraftCore
+from outrider.engine.drawn import Drawn
 from outrider.engine.engine import Engine
 from outrider.engine.runner import Chains, Growth, Runner
 from outrider.engine.sequence import NO_TREE, KvSequence
@@ -37,13 +38,15 @@ SHAPED: dict[str, Any] = {"temperature": 0.9, "frequency_penalty": 1.5}
 class Stepwise:
     """What the fused runner does on the device, step by step with the tensors' mathematics; it passes no token over."""
 
+    takes_drawn = False
+
     def __init__(self, run: Runner) -> None:
         self.run = run
         self.passes = 0
 
-    def __call__(self, feeds: Sequence[Feed]) -> Tensor:
+    def __call__(self, feeds: Sequence[Feed], drawn: Drawn | None = None) -> Tensor:
         self.passes += 1
-        return self.run(feeds)
+        return self.run(feeds, drawn)
 
     def prepare_chains(self) -> None:
         pass
@@ -60,16 +63,17 @@ class Stepwise:
         logits: Tensor,
         steps: int,
         beside: int,
-        meanwhile: Callable[[], None],
+        meanwhile: Callable[[Drawn], None],
     ) -> Chains:
-        meanwhile()
         found = [self.rank(logits, states, [[len(sequence.cached)] for sequence in sequences])]
         while len(found) < steps:
             tokens = list(zip(*(step.tokens[0] for step in found), strict=True))
             feeds = [Feed(sequence, own) for sequence, own in zip(sequences, tokens, strict=True)]
             places = [[len(sequence.cached) + len(found)] for sequence in sequences]
             found.append(self.rank(self(feeds), states, places))
-        return joined(found)
+        chains = joined(found)
+        meanwhile(Drawn(torch.tensor(chains.tokens, dtype=torch.int32).flatten(), len(sequences)))
+        return chains
 
     def grow(self, growths: Sequence[Growth], steps: int) -> Chains:
         found: list[Chains] = []
@@ -208,7 +212,7 @@ def test_a_step_leaves_time_for_others_once(tiny_model: TinyModel, monkeypatch: 
     stepwise.passes = 0
     ((_, reply),) = quick.core.step(lambda: begun.append(stepwise.passes))
     assert reply.key == item.key
-    assert begun == [1]
+    assert len(begun) == 1
 
 
 def test_a_session_in_which_nothing_can_be_drawn_fails_alone(tiny_model: TinyModel) -> None:

@@ -13,6 +13,7 @@ from outrider.acceptance.params import Rule
 from outrider.acceptance.tree import TokenTree
 from outrider.engine.batch import Feed
 from outrider.engine.draft import DraftCore
+from outrider.engine.drawn import Drawn
 from outrider.engine.engine import Engine
 from outrider.engine.fused.build import build_runner
 from outrider.engine.fused.runner import FusedRunner
@@ -107,7 +108,7 @@ def test_chains_are_what_the_steps_would_have_drafted(tiny_model: TinyModel, tem
         expected.append(tokens[len(text) :])
     sequences = [engine.open(text, 256, salt="chains") for text in texts]
     logits = engine.forward([Feed(sequence, text) for sequence, text in zip(sequences, texts, strict=True)])
-    chains = engine.chains(sequences, states, logits, steps, MOST_BESIDE)
+    chains = engine.chains(sequences, states, logits, steps, MOST_BESIDE, lambda drawn: None)
     assert chains is not None
     assert [list(tokens) for tokens in zip(*chains.tokens, strict=True)] == expected
     assert [sequence.cached[len(text) :] for sequence, text in zip(sequences, texts, strict=True)] == [
@@ -119,9 +120,29 @@ def test_chains_are_what_the_steps_would_have_drafted(tiny_model: TinyModel, tem
     logits = torch.cat([logits[:2], engine.forward([Feed(more, third)])])
     for sequence, text in zip(sequences, texts, strict=False):
         sequence.cached[len(text) :] = []
-    again = engine.chains([*sequences[:2], more], [*states[:2], states[0]], logits, steps, MOST_BESIDE)
+    again = engine.chains(
+        [*sequences[:2], more], [*states[:2], states[0]], logits, steps, MOST_BESIDE, lambda drawn: None
+    )
     assert again is not None
     assert [list(tokens)[:steps] for tokens in zip(*again.tokens, strict=True)][:2] == expected[:2]
+
+
+def test_a_pass_runs_tokens_by_where_they_are_drawn(tiny_model: TinyModel) -> None:
+    """Also where nothing could be drawn, which is found out later."""
+    engine = fused_engine(tiny_model("llama"), layers=1)
+    memory = torch.tensor([7, 9, 3, 11, 0x7FFFFFFF, -5], dtype=torch.int32, device=DEVICE)
+    drawn = Drawn(memory, 2)
+    tokens = random_tokens(LENGTH)
+    found = []
+    for by_place in (False, True):
+        first, second = (engine.open(tokens, LENGTH + 20, salt=f"{by_place} {number}") for number in (1, 2))
+        last = engine.info.vocabulary_size - 1
+        trees = [TokenTree.chain((7, 3, last)), TokenTree.chain((9, 11, 0))]
+        if by_place:
+            trees = [TokenTree.chain([drawn.reference(step, row) for step in range(3)]) for row in range(2)]
+        feeds = [Feed(first, tokens, trees[0]), Feed(second, tokens[:5], trees[1])]
+        found.append(engine.forward(feeds, drawn if by_place else None))
+    assert torch.equal(*found)
 
 
 def test_a_guess_with_siblings_is_drawn_without_the_host_between(tiny_model: TinyModel) -> None:
@@ -135,7 +156,7 @@ def test_a_guess_with_siblings_is_drawn_without_the_host_between(tiny_model: Tin
         proposals.append(drafted.proposal.tree)
         loops.append(chains.call_count)
     ours, theirs = proposals
-    assert loops == [1, 2]  # the general path declines, so it is asked before every token but the last
+    assert loops == [1, 3]  # the general path declines, so it is asked before every token
     assert ours.tokens[:3] == theirs.tokens[:3]
     assert ours.parents == theirs.parents
     assert len(set(ours.tokens[3:]) & set(theirs.tokens[3:])) >= 2  # one may be passed over: see GROUPS

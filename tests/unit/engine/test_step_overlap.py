@@ -101,7 +101,7 @@ def test_a_step_that_fails_leaves_nothing_to_the_next(watched: Watched, monkeypa
     monkeypatch.setattr(Engine, "computes_apart", True)
     working = watched.engines[0].forward
 
-    def broken(feeds: Any) -> torch.Tensor:
+    def broken(*arguments: Any) -> torch.Tensor:
         raise RuntimeError("no kernel")
 
     watched.open()

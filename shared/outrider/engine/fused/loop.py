@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.engine.drawn import Drawn
 from outrider.engine.fused.borders import BLOCK, LONG_SPLIT, SHORT_SPLITS
 from outrider.engine.fused.plan import Plan
 from outrider.engine.runner import Chains
@@ -27,6 +28,9 @@ MOST_SESSIONS = 256
 
 COMMON_STEPS = 16
 """Steps whose draws come back through memory that is there already."""
+
+LOOK_UP_BLOCK = 256
+"""Rows that one program looks up."""
 
 ALIGNED = 4
 """Rows that take 16 bytes. Kernels are compiled for aligned addresses, and anew for others."""
@@ -78,6 +82,29 @@ def advance(drawn: Tensor, plan: Plan) -> None:
         block=BLOCK,
         short_splits=SHORT_SPLITS,
         long_split=LONG_SPLIT,
+    )
+
+
+@triton.jit(do_not_specialize=["rows", "most"])
+def _look_up(
+    ids,  # [T] int32
+    drawn,  # int32
+    rows,
+    most,  # the largest id
+    block: tl.constexpr,
+):
+    row = tl.program_id(0) * block + tl.arange(0, block)
+    inside = row < rows
+    token = tl.load(ids + row, mask=inside, other=0)
+    found = tl.load(drawn - 1 - token, mask=inside & (token < 0), other=0)
+    # What is drawn where nothing can be is no token: it is found out later, and must do no harm until then.
+    tl.store(ids + row, tl.where(token < 0, tl.minimum(tl.maximum(found, 0), most), token), mask=inside)
+
+
+def look_up(ids: Tensor, drawn: Drawn, vocabulary_size: int) -> None:
+    """Put the drawn tokens where `ids` [T] refers to them."""
+    _look_up[(triton.cdiv(len(ids), LOOK_UP_BLOCK),)](
+        ids, drawn.memory, len(ids), vocabulary_size - 1, block=LOOK_UP_BLOCK
     )
 
 

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from outrider.engine.batch import Feed
 from outrider.engine.draft_vocabulary import DraftVocabulary, widened
+from outrider.engine.drawn import Drawn
 from outrider.engine.fused.borders import TALL_FROM
 from outrider.engine.fused.capture import recorded
 from outrider.engine.fused.decoder import FusedDecoder
-from outrider.engine.fused.loop import MOST_SESSIONS, Draws, advance
+from outrider.engine.fused.loop import MOST_SESSIONS, Draws, advance, look_up
 from outrider.engine.fused.plan import Plan, PlanBuffer, Shape
 from outrider.engine.runner import Chains, Growth
 from outrider.engine.sequence import KvSequence
@@ -33,6 +34,8 @@ GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 class FusedRunner:
     """See `outrider.engine.runner.Runner`."""
 
+    takes_drawn = True
+
     def __init__(self, decoder: FusedDecoder, plans: PlanBuffer, vocabulary: DraftVocabulary | None = None) -> None:
         self._decoder = decoder
         self._plans = plans
@@ -48,12 +51,12 @@ class FusedRunner:
         self._draws: Draws | None = None
         self.last_shape: Shape | None = None  # of the last pass from a graph
 
-    def __call__(self, feeds: Sequence[Feed]) -> Tensor:
+    def __call__(self, feeds: Sequence[Feed], drawn: Drawn | None = None) -> Tensor:
         """Logits [R, W]; see `Runner`."""
         if not self._plans.fits(feeds):  # two passes give the same as one
             half = len(feeds) // 2
-            return torch.cat([self(feeds[:half]), self(feeds[half:])])
-        _, logits = self._launch(feeds)
+            return torch.cat([self(feeds[:half], drawn), self(feeds[half:], drawn)])
+        _, logits = self._launch(feeds, drawn=drawn)
         return logits.clone() if self._vocabulary is None else self._named(logits)  # the memory is the next pass's
 
     def chains(
@@ -63,7 +66,7 @@ class FusedRunner:
         logits: Tensor,
         steps: int,
         beside: int,
-        meanwhile: Callable[[], None],
+        meanwhile: Callable[[Drawn], None],
     ) -> Chains | None:
         """See `Runner`."""
         count = len(sequences)
@@ -85,7 +88,8 @@ class FusedRunner:
             else:
                 self._loop_step(plan, draws)
             found[step, :, :count] = drawn
-        return draws.collected(found, count, beside, meanwhile)
+        where = Drawn(found.view(-1), found.stride(0))
+        return draws.collected(found, count, beside, partial(meanwhile, where))
 
     def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
         """See `Runner`. The host writes the plan of a pass while the one before runs, and waits once, at the end."""
@@ -152,8 +156,13 @@ class FusedRunner:
                 _, logits = self._graph(shape)
         _compile_draws(self._named(logits))
 
-    def _launch(self, feeds: Sequence[Feed], ids: Tensor | None = None) -> tuple[Plan, Tensor]:
-        """Start a pass; its logits lie where the next one's will. `ids` [T]: in place of those that the feeds have."""
+    def _launch(
+        self, feeds: Sequence[Feed], ids: Tensor | None = None, drawn: Drawn | None = None
+    ) -> tuple[Plan, Tensor]:
+        """Start a pass; its logits lie where the next one's will.
+
+        `ids` [T]: in place of those that the feeds have. `drawn`: what the negative ones among those refer to.
+        """
         layout = self._plans.lay_out(feeds)
         total, tiles, wanted = len(layout), layout.most_tiles, len(layout.logit_rows)
         from_graph = self._with_graphs and total <= GRAPH_ROWS[-1]
@@ -165,6 +174,8 @@ class FusedRunner:
         plan = self._plans.fill(layout, shape)
         if ids is not None:
             plan.ids[:total] = ids
+        if drawn is not None:
+            look_up(plan.ids[:total], drawn, len(self._decoder.embedding))
         logits = self._replay(shape) if from_graph and len(plan.slices) == 1 else self._run(plan)
         return plan, logits[:wanted]
 
