@@ -184,7 +184,9 @@ class Generations:
         kinds = {wanted.drafter} if wanted.drafter is not DrafterKind.AUTO else {DrafterKind.NGRAM, DrafterKind.MODEL}
         self._replicas.tell_step_times(self.costs)
         # Without draft replicas it is the verifiers that draft, if anybody does.
-        control = DraftControl(self.costs, policy, self.pools, self.nodes, in_step=not self._replicas.drafts)
+        own = not self._replicas.drafts and any(link.drafts for link in self._replicas.verifiers)
+        in_step = own and DrafterKind.MODEL in kinds
+        control = DraftControl(self.costs, policy, self.pools, self.nodes, in_step=in_step)
         look_ahead: LookAhead | None = None
         own_draft: OwnDrafter | None = None
         drafters: dict[Source, Drafter] = {}
@@ -203,8 +205,7 @@ class Generations:
             look_ahead = LookAhead(session, model, target, control, self.costs, mode=mode, branches=branches)
         elif DrafterKind.MODEL in kinds:  # whatever verifier the session comes to may have one
             drafters[Source.MODEL] = own_draft = OwnDrafter(target)
-        nobody = own_draft is not None and not any(link.drafts for link in self._replicas.verifiers)
-        lacking = wanted.drafter is DrafterKind.MODEL and nobody
+        lacking = wanted.drafter is DrafterKind.MODEL and own_draft is not None and not own
         reason = "this coordinator has no draft replicas" if lacking else ""
         return Speculator(
             session,

@@ -47,46 +47,41 @@ def main() -> None:
     parser.add_argument("--coordinators", type=int, default=1, help="processes, each with its part of the clients")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--draft-tokens", type=int, default=5)
+    parser.add_argument("--draft-tokens", type=int, nargs="*", default=[5], help="of the modes with a fixed length")
     parser.add_argument("--temperature", type=float, default=1.0, help="the lower, the less the common noise decides")
     parser.add_argument("--modes", nargs="*", default=["plain", "fixed", "ahead", "auto"])
     parser.add_argument("--name", default="pair_speed")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    fixed = [
-        "--fixed-length",
-        "--max-draft-tokens",
-        arguments.draft_tokens,
-        "--fallback-acceptance",
-        0,
-        "--trees",
-        "off",
-    ]
-    flags: dict[str, list[Any]] = {
-        "plain": [],
-        "fixed": [*fixed, "--look-ahead", "off"],
-        "ahead": [*fixed, "--look-ahead", "on"],
-        "auto": ["--max-draft-tokens", 8],
-    }
+    runs: list[tuple[str, int, list[Any]]] = []  # mode, its fixed length or 0, and a coordinator's flags
+    for mode in arguments.modes:
+        if mode in ("fixed", "ahead"):
+            more = ["--fixed-length", "--fallback-acceptance", 0, "--trees", "off"]
+            more += ["--look-ahead", "on" if mode == "ahead" else "off", "--max-draft-tokens"]
+            runs += [(mode, length, [*more, length]) for length in arguments.draft_tokens]
+        else:
+            runs.append((mode, 0, ["--max-draft-tokens", 8] if mode == "auto" else []))
     busy = Path(tempfile.mkdtemp()) / "busy"
     busy.write_bytes(bytes(8))
     arguments.busy_file = busy
     result: dict[str, Any] = {"seed": SEED, "options": {k: str(v) for k, v in vars(arguments).items()}, "runs": []}
     with ExitStack() as stack:
         addresses = start_replicas(stack, arguments)
-        for mode in arguments.modes:
+        for mode, length, flags in runs:
             with ExitStack() as inner:
-                more = ["--listen", "127.0.0.1:0", *addresses, *flags[mode]]
+                more = ["--listen", "127.0.0.1:0", *addresses, *flags]
                 coordinators = [
                     start(inner, "coordinator", "outrider_coordinator", more) for _ in range(arguments.coordinators)
                 ]
                 for each in coordinators:
                     wait(each)
                 for clients in arguments.concurrency:
-                    found = asyncio.run(measure([each.address for each in coordinators], clients, mode, arguments))
-                    result["runs"].append({"mode": mode, "concurrency": clients, **found})
+                    found = asyncio.run(
+                        measure([each.address for each in coordinators], clients, mode, length, arguments)
+                    )
+                    result["runs"].append({"mode": mode, "length": length, "concurrency": clients, **found})
                     print(
-                        f"{mode:6} x {clients:3}: {found['tokens_per_second']:8.1f} tok/s,"
+                        f"{mode:6}{length or '':1} x {clients:3}: {found['tokens_per_second']:8.1f} tok/s,"
                         f" {found['tokens_per_round']:.2f} a round, round {found['round_ms']:.2f} ms,"
                         f" verifier busy {found['verifier_busy'] or 0:.2f},"
                         f" first token {found['first_token_ms']:.0f} ms, {found['speculation']}",
@@ -130,8 +125,10 @@ def wait(process: ServiceProcess) -> None:
         raise process.describe_failure("did not start")
 
 
-async def measure(addresses: list[str], clients: int, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One sweep of as many requests as clients, after a short one that is not counted."""
+async def measure(
+    addresses: list[str], clients: int, mode: str, length: int, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """One sweep of as many requests as clients, after a short one that is not counted. `length`: 0 if not fixed."""
     options: dict[str, Any] = {"temperature": arguments.temperature, "ignore_eos": True}
     options["drafter"] = {"plain": "none", "fixed": "model", "ahead": "model", "auto": "auto"}[mode]
 
@@ -174,7 +171,8 @@ async def measure(addresses: list[str], clients: int, mode: str, arguments: argp
         "first_token_ms": statistics.median(chunks[0][0] - started for started, chunks, _ in found) * 1000,
         "speculation": {
             "acceptance": round(sum(each.accepted_tokens for each in stats) / proposed, 3) if proposed else None,
-            "a_place": a_place(sum(each.accepted_tokens for each in stats), proposed, arguments.draft_tokens),
+            "a_place": a_place(sum(each.accepted_tokens for each in stats), proposed, length) if length else None,
+            "guessed": round(proposed / sum(guesses.values()), 2) if guesses else None,
             "plain": round(sum(each.plain_rounds for each in stats) / sum(each.rounds for each in stats), 3),
             "guesses": dict(guesses),
             "falls": sum(bool(each.fallback_reason) for each in stats),

@@ -194,10 +194,10 @@ class Recorded(RoundCosts):
         self.verified.append(proposed)
         super().observe_verify(proposed, milliseconds, rows, sessions)
 
-    def observe_draft(self, drafted: int, milliseconds: float) -> None:
+    def observe_draft(self, drafted: int, milliseconds: float, sessions: int = 0) -> None:
         assert milliseconds > 0
         self.drafted += 1
-        super().observe_draft(drafted, milliseconds)
+        super().observe_draft(drafted, milliseconds, sessions)
 
 
 async def test_sessions_share_what_they_learn_of_costs(tiny_model: TinyModel) -> None:
