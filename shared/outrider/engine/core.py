@@ -144,13 +144,14 @@ class ReplicaCore(ABC, Generic[Work]):
         return Launched(sessions, finishing, [feed for feed in feeds if feed.want_logits], logits)
 
     def complete(self, launched: Launched[Work]) -> list[tuple[ReplicaPeer, Reply]]:
-        """Finish a pass; the replies of the rounds that are done."""
+        """Finish a pass; the replies of the rounds that are done. Raises where the device is lost: see `Engine`."""
         try:
             if isinstance(launched.logits, Exception):
                 raise launched.logits
             return self._finish(launched.finishing, launched.feeds, launched.logits)
         except Exception as error:
             log.exception("a step of %d sessions failed", len(launched.sessions))
+            self.engine.check_device()
             self.laps.restart()
             return [self.fail(session, error) for session in launched.sessions]
 

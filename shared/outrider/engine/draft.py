@@ -131,7 +131,7 @@ class DraftCore(ReplicaCore[Drafting]):
         sequences, states = [each.sequence for each in sessions], [each.sampling for each in sessions]
         if len(guesses) < len(sessions) or not all(map(is_plain, states)):
             return None
-        room = min([sequence.max_length - len(sequence.cached) for sequence in sequences])
+        room = self.engine.info.context_length - max([len(sequence.cached) for sequence in sequences])
         steps = min(max([guess.steps_left for guess in guesses]), room + 1)  # the last token needs none
         beside = max([guess.most_siblings for guess in guesses])
         if steps < 1 or beside > MOST_BESIDE:

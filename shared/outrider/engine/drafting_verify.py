@@ -137,12 +137,12 @@ class DraftingVerifyCore(VerifyCore):
         for row, draft in enumerate(drafts):
             guess, session = draft.work, self._own.asked_for(draft)
             assert isinstance(guess, Guess)
-            if guess.growing.siblings or guess.growing.tokens:
+            if guess.growing.siblings or guess.growing.tokens or guess.max_tokens > steps:
                 self._awaited.clear()
                 return
             if session is not None:
-                count = min(guess.max_tokens, steps)
-                self._awaited[session] = TokenTree.chain([drawn.reference(step, row) for step in range(count)])
+                tokens = [drawn.reference(step, row) for step in range(guess.max_tokens)]
+                self._awaited[session] = TokenTree.chain(tokens)
         if not self._awaited:
             return
         for session, tree in self._awaited.items():

@@ -52,6 +52,11 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
+    def check_device(self) -> None:
+        """Raise torch.AcceleratorError if nothing works on the device in this process any more: it has to go down."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     @property
     def takes_drawn(self) -> bool:
         """True if passes can run tokens that the host does not know yet."""
@@ -126,17 +131,15 @@ class Engine:
     ) -> Chains | None:
         """Draw `steps` tokens after each sequence, one after another, the first from its row of `logits` [S, W].
 
-        At most `beside` of the next likeliest are named beside each.
-        The states are plain (see `outrider.sampling.plain`), the cache holds each session's whole history. All tokens
-        but the last join `cached`, once they are known to be usable. `meanwhile` is called once the device computes
-        them, before it is waited for, with where they will be. None where the host has to take every step.
+        At most `beside` of the next likeliest are named beside each. The states are plain (see
+        `outrider.sampling.plain`), the cache holds each session's whole history. All tokens but the last join `cached`,
+        as far as there is room, once they are known to be usable. `meanwhile` is called once the device computes them,
+        before it is waited for, with where they will be. None where the host has to take every step.
         """
-        for sequence in sequences:
-            sequence.check_room(steps - 1)
         found = self._run.chains(sequences, states, logits, steps, beside, meanwhile)
         if found is not None and steps > 1 and not found.unusable():
             for sequence, tokens in zip(sequences, zip(*found.tokens[:-1], strict=True), strict=True):
-                sequence.extend(tokens, NO_TREE)
+                sequence.extend(tokens[: sequence.max_length - len(sequence.cached)], NO_TREE)
         return found
 
     @torch.inference_mode()

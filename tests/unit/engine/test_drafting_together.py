@@ -68,7 +68,9 @@ class Stepwise:
         found = [self.rank(logits, states, [[len(sequence.cached)] for sequence in sequences])]
         while len(found) < steps:
             tokens = list(zip(*(step.tokens[0] for step in found), strict=True))
-            feeds = [Feed(sequence, own) for sequence, own in zip(sequences, tokens, strict=True)]
+            # What is drawn beyond a session's room is nobody's: here the same token again.
+            room = [sequence.max_length - len(sequence.cached) for sequence in sequences]
+            feeds = [Feed(each, own[:left] or own) for each, own, left in zip(sequences, tokens, room, strict=True)]
             places = [[len(sequence.cached) + len(found)] for sequence in sequences]
             found.append(self.rank(self(feeds), states, places))
         chains = joined(found)

@@ -241,12 +241,14 @@ def test_chains_begin_before_their_next_tokens(lengths: list[int]) -> None:
 
 
 def test_chains_to_the_end_of_a_sessions_room_leave_the_others_their_tables() -> None:
-    """The last token that is drawn has no place there any more, nor has it a block."""
+    """What they draw beyond it goes to the spare block."""
     room, steps = 4 * BLOCK_SIZE, 6
-    sequences = [make_sequence(room - steps + 1, steps - 1), make_sequence(50, 30), make_sequence(9, 90)]
+    sequences = [make_sequence(room - 2, 2), make_sequence(50, 30), make_sequence(9, 90)]
     shape = Shape(4, 4, 4)
     LARGE.fill_chains(sequences, steps, shape)
     plan = LARGE.plan(shape)
     for sequence, table in zip(sequences, plan.row_tables.tolist(), strict=False):
         reached = -(-(len(sequence.cached) + steps - 1) // BLOCK_SIZE)
-        assert array("i", plan.tables[table : table + reached].tolist()) == sequence.table[:reached]
+        found = plan.tables[table : table + reached].tolist()
+        assert array("i", found[: len(sequence.table)]) == sequence.table[:reached]
+        assert found[len(sequence.table) :] == [SPARE] * max(0, reached - len(sequence.table))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -115,6 +116,19 @@ def test_a_step_that_fails_leaves_nothing_to_the_next(watched: Watched, monkeypa
     watched.handle(Verify(Key(2, 1, BASE), BASE, (), NO_PROPOSAL))
     watched.step()
     assert watched.log == ["target", "meanwhile", "judge"]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_device_that_is_lost_ends_the_thread(watched: Watched, monkeypatch: pytest.MonkeyPatch, which: int) -> None:
+    """Every later pass would fail too, and the sessions are safe elsewhere."""
+    watched.open()
+    watched.handle(verify_item(DraftFirst(2)))
+    lost = mock.Mock(side_effect=torch.AcceleratorError("an illegal memory access was encountered"))
+    monkeypatch.setattr(watched.engines[which], "forward", lost)
+    monkeypatch.setattr(Engine, "check_device", lost)
+    with pytest.raises(torch.AcceleratorError):
+        while watched.core.busy:
+            watched.step()
 
 
 @pytest.mark.parametrize("first", [None, DraftFirst(2)])

@@ -87,10 +87,18 @@ def test_a_guess_with_siblings_is_waited_for(tiny_model: TinyModel) -> None:
 
 
 def rounds(
-    verifier: Verifier, wishes: dict[int, DraftFirst | None], count: int, stop: tuple[int, ...] = ()
+    verifier: Verifier,
+    wishes: dict[int, DraftFirst | None],
+    count: int,
+    stop: tuple[int, ...] = (),
+    room: dict[int, int] | None = None,
 ) -> dict[int, list[Verified]]:
-    """Several rounds of sessions, of which each has a wish of its own. `stop`: what ends a guess."""
-    sizes = {number: len(verifier.open(number, Rule.MATCH)) for number in wishes}
+    """Several rounds of sessions, of which each has a wish of its own.
+
+    `stop`: what ends a guess. `room`: how many tokens sessions have room for after their prompts.
+    """
+    room = room or {}
+    sizes = {number: len(verifier.open(number, Rule.MATCH, room.get(number, 2 * LENGTH))) for number in wishes}
     for held in verifier.core._own._held.values():  # type: ignore[attr-defined]
         held.opening = dataclasses.replace(held.opening, stop_token_ids=stop)
     items: list[Any] = [
@@ -123,6 +131,15 @@ def test_sessions_with_other_wishes_share_the_pass(tiny_model: TinyModel) -> Non
     assert contents(one) == contents(two)
     assert behind.behind >= 5
     assert {(each.step.sessions, each.step.rows) for replies in two.values() for each in replies} == {(4, 13)}
+
+
+def test_a_session_at_its_end_leaves_the_others_their_guesses(tiny_model: TinyModel) -> None:
+    first, second, behind, _ = verifiers(tiny_model("llama"))
+    wishes: dict[int, DraftFirst | None] = {1: DraftFirst(4), 2: DraftFirst(4), 3: DraftFirst(4)}
+    one, two = (contents(rounds(verifier, wishes, 1, room={2: 2, 3: 1})) for verifier in (first, second))
+    assert one == two
+    assert [len(two[number][0][2]) for number in wishes] == [4, 2, 1]
+    assert behind.behind == 1
 
 
 def test_a_stop_token_in_a_guess_ends_it(tiny_model: TinyModel) -> None:

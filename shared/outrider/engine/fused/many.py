@@ -64,11 +64,15 @@ class ManyChains(Rows):
 
 
 def block_tables(sequences: Sequence[KvSequence], sizes: Ints, spare_block: int) -> tuple[Ints, array[int]]:
-    """Where each session's table begins, after the spare block; and all of them, the first `sizes` blocks of each."""
+    """Where each session's table begins, after the spare block; and all of them, the first `sizes` blocks of each.
+
+    Where a session has fewer, the spare block stands for the others.
+    """
     tables = array("i", (spare_block,))
     for sequence, size in zip(sequences, sizes.tolist(), strict=True):
         tables += sequence.table[:size]
-    assert len(tables) == 1 + sizes.sum(), "a session's table ends before its rows do"
+        if size > len(sequence.table):
+            tables += array("i", (spare_block,)) * (size - len(sequence.table))
     return sizes.cumsum() - sizes + 1, tables
 
 

@@ -152,10 +152,11 @@ class PlanBuffer:
     def fill_chains(self, sequences: Sequence[KvSequence], steps: int, shape: Shape) -> None:
         """Write what `outrider.engine.fused.loop.advance` makes the first step of: each session before its next token.
 
-        `shape` has a row and a tile for each session. Each gets an equal part of the workspace.
+        Where a session has no room for all steps, what it draws beyond that is nobody's. `shape` has a row and a tile
+        for each session. Each gets an equal part of the workspace.
         """
         lengths = np.array([len(sequence.cached) for sequence in sequences])
-        reached = lengths + steps - 1  # the last token is drawn, but not run: there may be no room for it
+        reached = lengths + steps - 1  # the last token is drawn, but not run
         starts, tables = block_tables(sequences, -(-reached // self._block_size), self._spare)
         each, part = np.arange(shape.rows, dtype=np.int32), self._split_entries // shape.rows
         ends = np.full(shape.rows, int(split_of(np.array(1))) + 1, np.int32)  # of the rows that stand for nothing
