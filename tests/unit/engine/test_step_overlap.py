@@ -60,6 +60,11 @@ class Watched:
         self.log.clear()
         return [reply for _, reply in self.core.step(lambda: self.log.append("meanwhile"))]
 
+    def run(self) -> None:
+        """Steps until nothing is left to do."""
+        while self.core.busy:
+            self.step()
+
     def open(self) -> None:
         params = SamplingParams(temperature=0.8)
         self.handle(Open(Key(1, 1, BASE), PROMPT, BASE, BASE + 60, params, Rule.MATCH, seed=1))
@@ -127,8 +132,7 @@ def test_a_device_that_is_lost_ends_the_thread(watched: Watched, monkeypatch: py
     monkeypatch.setattr(watched.engines[which], "forward", lost)
     monkeypatch.setattr(Engine, "check_device", lost)
     with pytest.raises(torch.AcceleratorError):
-        while watched.core.busy:
-            watched.step()
+        watched.run()
 
 
 @pytest.mark.parametrize("first", [None, DraftFirst(2)])
