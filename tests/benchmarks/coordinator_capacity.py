@@ -153,12 +153,12 @@ async def measure(
     while samples[-1]["s"] < arguments.seconds:
         await asyncio.sleep(min(SAMPLE_EVERY_S, arguments.seconds - samples[-1]["s"]))
         samples.append(sample(pids, started, counts))
+    failures = [repr(task.exception()) for task in tasks if task.done()]  # no session ends by itself
     for task in tasks:
         task.cancel()
-    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)  # a call that is cancelled may say so in several ways
     for channel in channels:
         await channel.close()
-    failures = [repr(each) for each in ended if not isinstance(each, asyncio.CancelledError)]
     failures += [f"{counts.wrong} chunks are not the simulated text"] * (counts.wrong > 0)
     first, last = samples[0], samples[-1]
     seconds, tokens, rounds, cpu, main_cpu = (
