@@ -21,13 +21,13 @@ def wait_at_moments(folder: Path, role: str) -> None:
     """Have `Engine.forward` of this process look for orders."""
     forward = Engine.forward
 
-    def waiting(self: Engine, feeds: Sequence[Any]) -> Any:
+    def waiting(self: Engine, feeds: Sequence[Any], *more: Any) -> Any:
         furthest = max(len(feed.sequence.cached) + len(feed.tokens) for feed in feeds)
         if (mine := _claim(folder, role, furthest)) is not None:
             deadline = time.monotonic() + LONGEST_S
             while mine.exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
-        return forward(self, feeds)
+        return forward(self, feeds, *more)
 
     Engine.forward = waiting  # type: ignore[method-assign]
 

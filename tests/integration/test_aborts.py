@@ -34,11 +34,11 @@ class Gate:
         engine = replica._core.engine
         forward = engine.forward
 
-        def held(feeds: Sequence[Any]) -> Any:
+        def held(feeds: Sequence[Any], *more: Any) -> Any:
             if max(len(feed.sequence.cached) + len(feed.tokens) for feed in feeds) >= position:
                 self.reached.set()
                 self._open.wait(60)
-            return forward(feeds)
+            return forward(feeds, *more)
 
         engine.forward = held  # type: ignore[method-assign]
         self._engine: Any = engine
@@ -225,7 +225,7 @@ async def test_a_client_that_does_not_read_holds_up_its_own_answer_alone(tiny_mo
 
 
 async def test_case_32_a_failure_of_ours_is_not_the_callers_fault(tiny_model: TinyModel) -> None:
-    def broken(feeds: Sequence[Any]) -> Any:
+    def broken(*arguments: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
     async with running_scene(tiny_model) as scene:
