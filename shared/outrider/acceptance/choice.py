@@ -20,8 +20,6 @@ BEGIN_MARGIN = 0.05
 """After plain decoding, speculation begins only where it is expected to be this much faster."""
 STAY_MARGIN = 0.02
 """It goes on only where it is expected to be this much faster: what is expected may be wrong."""
-SHARED_MARGIN = 0.08
-"""By so much more where all sessions of a step are decided for at once: not all are like their average."""
 CHANGE_MARGIN = 0.02
 """Another length or source is taken only where it is expected to be this much faster than the one before."""
 
@@ -77,19 +75,17 @@ def choose(
     price: float = 0.0,
     *,
     steady: bool = False,
-    margin: float = 0.0,
 ) -> Choice:
     """The fastest choice, or one that is nearly as fast and spares a change from `previous`, a chain.
 
     `chances` has, for each source that can propose now, the chance of every token that it may propose, each given the
     ones before it. `beside`: for the sources that can propose trees. `price`: what a token must be expected to bring,
     since others of the same step would bring as much (`NodeBudget`). `steady`: the choice stands for many rounds.
-    `margin`: how much faster than ever speculation must be expected to be.
     """
     rates = {PLAIN: rate(costs, PLAIN)}
     counts: dict[Choice, int] = {}  # of the siblings
     tables: dict[Source, Gains] = {}
-    margin += BEGIN_MARGIN if previous == PLAIN else STAY_MARGIN
+    margin = BEGIN_MARGIN if previous == PLAIN else STAY_MARGIN
     enough = (1.0 + margin) * rates[PLAIN]
     for source, each in chances.items():
         expected = expected_accepted(each)

@@ -220,6 +220,7 @@ class DraftControl:
             self._costs.observe_verify(nodes, result.verify_ms, result.rows, result.sessions)
         if source is Source.MODEL and result.propose_ms is not None:
             self._costs.observe_draft(result.drafted or result.proposed, result.propose_ms, result.sessions)
+        self._pools.consensus.saw(result)
         if result.foreseen is not None:
             self._costs.observe_lookup(result.foreseen)
         for each, probes in self._probes.items():
@@ -291,7 +292,7 @@ class DraftControl:
         if self._shares_drafting and (own := chances.get(Source.MODEL)):
             estimate, together = self._estimates[Source.MODEL], self._budget.together
             depth = self._pools.consensus.depth(costs, len(own), estimate, together, self._window)
-            costs, chances = with_drafting(costs, depth), {**chances, Source.MODEL: own[:depth]}
+            costs, chances, steady = with_drafting(costs, depth), {**chances, Source.MODEL: own[:depth]}, False
         return choose(costs, chances, self._window, self._previous, beside, self._budget.price, steady=steady)
 
     @property
@@ -315,8 +316,7 @@ class DraftControl:
 
     def _probe(self, costs: CostTable, longest: int, choice: Choice, best_rate: float) -> Choice | None:
         """One token of a source that was passed over, if its turn has come, to see whether things have changed."""
-        source = self._due(costs, self._levels, longest, choice, best_rate)
-        self._probed = source
+        source = self._probed = self._due(costs, self._levels, longest, choice, best_rate)
         return None if source is None else Choice(source, 1)
 
     def _due(

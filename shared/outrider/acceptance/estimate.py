@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 MEMORY = 0.97
 """What a trial is worth after each later one of its level: about the last 30 count."""
-LEAST_WEIGHT, MOST_WEIGHT = 1.0, 6.0
+LEAST_WEIGHT, MOST_WEIGHT = 1.0, 10.0
 """How many trials the prior of a level is worth, and that of all levels together: the less the less is behind it."""
 WELL_KNOWN = 100.0
 """Trials of all sessions from which on it is worth the most."""
-POOL_MEMORY, POOL_WEIGHT = 0.998, 20.0
+POOL_MEMORY, POOL_WEIGHT = 0.998, 10.0
 """What a trial is worth to all sessions after each later one of its level, and how many trials the first prior is."""
 LUCK_WEIGHT = 5.0
 """How many of the tokens expected to stand it is worth that all levels do as the first priors say."""
@@ -36,6 +36,8 @@ class AcceptancePool:
         self.chances = tuple(prior)
         self.weight = LEAST_WEIGHT
         """How many trials of a session these chances are worth."""
+        self.known = 0.0
+        """From 0, nothing, to 1: as well as they are worth the most."""
         self._prior = self.chances
         self._trials = [0.0] * len(prior)
         self._stood = [0.0] * len(prior)
@@ -46,10 +48,10 @@ class AcceptancePool:
         self._trials[place] = POOL_MEMORY * self._trials[place] + 1.0
         self._stood[place] = POOL_MEMORY * self._stood[place] + stood
         self._new += 1
-        if self._new >= POOL_REFRESH or self.weight < MOST_WEIGHT:
+        if self._new >= POOL_REFRESH or self.known < 1.0:
             self._new = 0
-            known = min(1.0, sum(self._trials) / WELL_KNOWN)
-            self.weight = LEAST_WEIGHT + known * (MOST_WEIGHT - LEAST_WEIGHT)
+            self.known = min(1.0, sum(self._trials) / WELL_KNOWN)
+            self.weight = LEAST_WEIGHT + self.known * (MOST_WEIGHT - LEAST_WEIGHT)
             expected = sum(prior * trials for prior, trials in zip(self._prior, self._trials, strict=True))
             luck = (sum(self._stood) + LUCK_WEIGHT) / (expected + LUCK_WEIGHT)
             self.chances = tuple(

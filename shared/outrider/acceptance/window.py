@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-MARGIN = 0.05
+MARGIN = 0.06
 """How far above the limit a window is kept, as a fraction: chance alone must not bring it down."""
 
 

@@ -8,7 +8,8 @@ from outrider.acceptance.consensus import Consensus, with_drafting
 from outrider.acceptance.costs import CostTable
 from outrider.acceptance.estimate import AcceptanceEstimate, AcceptancePool
 from outrider.acceptance.policy import Policy
-from tests.unit.acceptance.simulated_step import Card, SharedVerifier, rate_of_length
+from outrider.acceptance.round import Round
+from tests.unit.acceptance.simulated_step import MEASURED, Card, SharedVerifier, rate_of_length
 
 CARDS = [Card(host=0.02, host_guess=0.05, opening_ms=0.5), Card(host=0.055, host_guess=0.13, opening_ms=0.5)]
 TOLD = [(1.0, 1.0), (0.7, 1.0), (1.5, 1.0), (1.0, 0.7), (1.0, 1.4)]
@@ -43,6 +44,16 @@ def test_guesses_that_seldom_stand_cost_next_to_nothing(card: Card, sessions: in
     cold, warm = ratios(card, sessions, 0.27, (1.0, 1.0), coordinators)
     assert cold > 0.93
     assert warm > (0.93 if coordinators == sessions > 1 else 0.96)
+
+
+@pytest.mark.parametrize(("sessions", "near"), [(4, 0.83), (16, 0.88), (64, 0.9), (128, 0.9)])
+def test_on_a_card_that_was_measured_four_coordinators_are_near_the_best_length(sessions: int, near: float) -> None:
+    """With a session or few each they do not agree well, and the fallback's limit keeps guesses short."""
+    best = max(rate_of_length(MEASURED, sessions, 0.81, length) for length in range(8))
+    _, warm = ratios(MEASURED, sessions, 0.81, (0.9, 1.0), 4)
+    assert warm > near * best / rate_of_length(MEASURED, sessions, 0.81, 0)
+    assert warm > 1.0
+    assert ratios(MEASURED, sessions, 0.27, (0.9, 1.0), 4)[1] > 0.96
 
 
 @pytest.mark.parametrize("told", TOLD)
@@ -99,6 +110,35 @@ def test_what_is_decided_is_for_the_average_of_all_sessions(good: int, depth: in
     joined(consensus, good - 1, stood=10)
     joined(consensus, 12, stood=0)
     assert consensus.depth(COSTS, 3, one, 4) == depth
+
+
+def test_who_guesses_while_others_do_not_gives_up_and_joins_them_once_they_do() -> None:
+    consensus = Consensus(AcceptancePool((0.7,)))
+    one = joined(consensus, 1, stood=10)
+    assert consensus.depth(COSTS, 3, one, 4) == 3
+    for _ in range(20):
+        consensus.saw(Round(3, 3, 1 + 3, None, None, rows=7, sessions=4, drafted=3))
+    assert [consensus.depth(COSTS, 3, one, 4) for _ in range(3)] == [0, 0, 0]
+    for _ in range(8):
+        consensus.saw(Round(0, 0, 1 + 0, None, None, rows=13, sessions=4, drafted=3))
+    assert consensus.depth(COSTS, 3, one, 4) == 3
+
+
+def test_who_guesses_while_others_do_goes_on() -> None:
+    consensus = Consensus(AcceptancePool((0.7,)))
+    one = joined(consensus, 1, stood=10)
+    for _ in range(60):
+        assert consensus.depth(COSTS, 3, one, 4) == 3
+        consensus.saw(Round(3, 3, 1 + 3, None, None, rows=16, sessions=4, drafted=3))
+
+
+def test_of_depths_that_bring_about_as_much_the_shallowest_is_taken() -> None:
+    flat = CostTable((10.0, 12.0, 17.6, 23.3), (0.0,) * 4)
+    consensus = Consensus(AcceptancePool((0.98,)))
+    one = joined(consensus, 1, stood=10)
+    chances = one.chances(1, 2)
+    assert (1 + chances[0]) / 12.0 < (1 + chances[0] * (1 + chances[1])) / 17.4  # so near are they
+    assert consensus.depth(flat, 3, one, 4) == 1
 
 
 def test_no_guess_is_deeper_than_a_session_may_have() -> None:
