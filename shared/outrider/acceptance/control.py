@@ -106,8 +106,8 @@ class DraftControl:
         """True if what was decided last may stand: neither a probe, nor beside one, nor there to learn something."""
         if self._probed is not None or any(probes.under_way for probes in self._probes.values()):
             return False
-        known = self._pools.consensus.known or not self._shares_drafting
-        return self._policy.fixed_length or (known and self._costs.settled)
+        to_learn = self._shares_drafting and not self._pools.consensus.known and self._previous != PLAIN
+        return self._policy.fixed_length or (self._costs.settled and not to_learn)
 
     def went_on(self, levels: Mapping[Source, int], choice: Choice) -> None:
         """The choice of this round had been made before: the verifier was told."""

@@ -43,10 +43,10 @@ def test_guesses_that_stand_often_bring_nearly_what_the_best_length_would(
 def test_guesses_that_seldom_stand_cost_next_to_nothing(card: Card, sessions: int, coordinators: int) -> None:
     cold, warm = ratios(card, sessions, 0.27, (1.0, 1.0), coordinators)
     assert cold > 0.93
-    assert warm > (0.93 if coordinators == sessions > 1 else 0.96)
+    assert warm > (0.93 if coordinators == sessions > 1 else 0.95)
 
 
-@pytest.mark.parametrize(("sessions", "near"), [(4, 0.83), (16, 0.88), (64, 0.9), (128, 0.9)])
+@pytest.mark.parametrize(("sessions", "near"), [(4, 0.83), (16, 0.85), (64, 0.9), (128, 0.9)])
 def test_on_a_card_that_was_measured_four_coordinators_are_near_the_best_length(sessions: int, near: float) -> None:
     """With a session or few each they do not agree well, and the fallback's limit keeps guesses short."""
     best = max(rate_of_length(MEASURED, sessions, 0.81, length) for length in range(8))
