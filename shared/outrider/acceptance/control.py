@@ -293,6 +293,7 @@ class DraftControl:
             estimate, together = self._estimates[Source.MODEL], self._budget.together
             depth = self._pools.consensus.depth(costs, len(own), estimate, together, self._window)
             costs, chances, steady = with_drafting(costs, depth), {**chances, Source.MODEL: own[:depth]}, False
+            beside = beside if self._policy.always_siblings else NOTHING_BESIDE  # all of a step would wait for them
         return choose(costs, chances, self._window, self._previous, beside, self._budget.price, steady=steady)
 
     @property
@@ -303,7 +304,6 @@ class DraftControl:
         return Beside(self._siblings.chances, self._policy.max_siblings, nodes, self._policy.always_siblings)
 
     def _expected(self, choice: Choice, chances: Sequence[float]) -> float:
-        """Accepted tokens of a choice."""
         return expected(widths_of(choice.length, choice.siblings), gains(chances, self._siblings.chances))
 
     def _always(self, choice: Choice, nodes: int) -> Choice:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 
 from outrider.acceptance.consensus import Consensus, with_drafting
-from outrider.acceptance.costs import CostTable
+from outrider.acceptance.control import DraftControl
+from outrider.acceptance.costs import CostTable, RoundCosts
 from outrider.acceptance.estimate import AcceptanceEstimate, AcceptancePool
+from outrider.acceptance.node_budget import NodeBudget
 from outrider.acceptance.policy import Policy
+from outrider.acceptance.pools import Pools
+from outrider.acceptance.proposal import Source
 from outrider.acceptance.round import Round
 from tests.unit.acceptance.simulated_step import MEASURED, Card, SharedVerifier, rate_of_length
 
@@ -163,3 +167,34 @@ def test_who_is_drafted_for_anyway_waits_as_long_without_a_guess() -> None:
     costs = with_drafting(COSTS, 2)
     assert costs.verify_ms == (12.0, 12.5, 13.0, 13.5)
     assert set(costs.draft_ms) == {0.0}
+
+
+def guessed(*, in_step: bool, together: int, always: bool = False) -> set[int]:
+    """How many siblings guesses have that are decided for by a control which may give them some."""
+    costs = RoundCosts()
+    costs.expect(*Card(host=0.01, host_guess=0.01).told(1.0))
+    budget, pools = NodeBudget(costs), Pools()
+    policy = Policy(max_siblings=8, always_siblings=always)
+    controls = [DraftControl(costs, policy, pools, budget, in_step=in_step) for _ in range(together)]
+    found = set()
+    for number in range(60):
+        for control in controls:
+            choice = control.decide({Source.MODEL: 1} if number else {}, 4)
+            stood = choice.length if number % 3 else 0
+            sibling = choice.length and number % 3 == 0 and choice.siblings[:1] > (0,)
+            control.record(
+                Round(
+                    choice.length, stood, stood + 1, 0.5 * choice.length, 5.0, rows=together * 5, sessions=together,
+                    drafted=choice.length, beside=sum(choice.siblings), tried=1 if sibling else 0, stood=None,
+                )
+            )  # fmt: skip
+            if choice.length:
+                found.add(sum(choice.siblings))
+    return found
+
+
+def test_siblings_are_for_those_who_make_nobody_wait() -> None:
+    assert max(guessed(in_step=True, together=1)) > 0
+    assert max(guessed(in_step=False, together=4)) > 0
+    assert guessed(in_step=True, together=4) == {0}
+    assert max(guessed(in_step=True, together=4, always=True)) > 0
