@@ -25,7 +25,7 @@ def hurt_in_prefill(order: Path) -> None:
     """Have `Engine.forward` look for the order whenever it is to go on with a prompt without ending it."""
     forward = Engine.forward
 
-    def looking(self: Engine, feeds: Sequence[Any]) -> Any:
+    def looking(self: Engine, feeds: Sequence[Any], *more: Any) -> Any:
         if any(not feed.want_logits and len(feed.sequence.cached) >= HALF for feed in feeds):
             mine = order.with_suffix(f".{os.getpid()}")
             try:
@@ -34,7 +34,7 @@ def hurt_in_prefill(order: Path) -> None:
                 pass  # there is none, or another process was faster
             else:
                 os.kill(os.getpid(), int(mine.read_text()))
-        return forward(self, feeds)
+        return forward(self, feeds, *more)
 
     Engine.forward = looking  # type: ignore[method-assign]
 
