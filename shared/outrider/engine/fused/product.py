@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.engine.fused.launch import fetch, overlap_options
-from outrider.engine.fused.tall_product import TallProduct, TallTile, can_be_tall
+from outrider.engine.fused.tall_product import TallProduct, TallTile, can_be_tall, crowded
 
 
 class Product(Protocol):
@@ -115,17 +115,16 @@ def parts_of(columns: int, depth: int) -> int:
 def tile_for(rows: int, columns: int, depth: int, parts: int) -> Tile:
     """How a product of so many rows is computed; measured by tests/benchmarks/matrix_products.py."""
     deep = 128 if depth // parts % 128 == 0 else 64
-    crowded = -(-(-(-columns // 64) * parts) // 132) == 3  # three blocks a multiprocessor: all there, with less each
     if rows <= 16:
         if parts > 1 and depth // parts > 1024 and deep == 128:
             return Tile(16, 128, deep, 5, 8, ahead=0)
         return Tile(16, 64, deep, 4, 4)
     if rows <= 32:
-        return Tile(32, 64, deep, 3 if crowded else 4, 4)
+        return Tile(32, 64, deep, 3 if crowded(columns, parts) else 4, 4)
     if rows <= 64:
         if parts == 1:
             return Tile(64, 128, deep, 4, 4)
-        return Tile(64, 64, 64, 4, 4) if crowded else Tile(64, 64, deep, 3, 4)
+        return Tile(64, 64, 64, 4, 4) if crowded(columns, parts) else Tile(64, 64, deep, 3, 4)
     if rows <= 256 and parts > 1 and depth // parts <= 1024:
         return Tile(64, 128, 64, 3, 4)
     if rows <= 128 or parts > 1:

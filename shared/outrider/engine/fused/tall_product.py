@@ -96,15 +96,20 @@ _CROWDED = (
     (256, TallTile(128, 0, 64, 64, 3, 4)),
     (384, TallTile(128, 64, 64, 64, 3, 4)),
 )
-"""Where there are three narrow blocks a multiprocessor."""
+"""The same where the blocks are `crowded`."""
 
 _CUT_BEYOND = TallTile(128, 0, 128, 64, 3, 4)
 
 
+def crowded(columns: int, parts: int) -> bool:
+    """True if blocks of 64 columns are three a multiprocessor (132): all there, with less for each."""
+    return -(-(-(-columns // 64) * parts) // 132) == 3
+
+
 def tall_tile(rows: int, columns: int, parts: int) -> TallTile:
     """How so many rows are computed; measured by tests/benchmarks/matrix_products.py on an H200."""
-    crowded = -(-(-(-columns // 64) * parts) // 132) == 3
-    tiles, beyond = (_WHOLE, _WHOLE_BEYOND) if parts == 1 else (_CROWDED if crowded else _CUT, _CUT_BEYOND)
+    cut = _CROWDED if crowded(columns, parts) else _CUT
+    tiles, beyond = (_WHOLE, _WHOLE_BEYOND) if parts == 1 else (cut, _CUT_BEYOND)
     return next((tile for most, tile in tiles if rows <= most), beyond)
 
 
