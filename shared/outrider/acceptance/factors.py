@@ -88,9 +88,8 @@ class Factors:
             elif cell[0] == other[0] and cell[1] > other[1] >= WHOLE and factor > 1.0:
                 factor = 1.0 + (factor - 1.0) * min(1.0, self._expected[other] / expected)
             elif plain is not None and cell[0] == other[0] and MIXED <= other[1] < WHOLE <= cell[1] and factor > plain:
-                factor = plain + (factor - plain) / (rows_at(other[1]) - 1.0) * min(
-                    1.0, self._expected[other] / expected
-                )
+                more = (factor - plain) / (rows_at(other[1]) - 1.0)
+                factor = min(MOST, plain + more * min(1.0, self._expected[other] / expected))
             share = count * REACH ** min(apart, FARTHEST)
             weight += share
             total += share * factor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outrider.acceptance.factors import REMEMBERED, Factors, cell_of
@@ -66,6 +66,7 @@ def test_what_is_old_is_forgotten() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(1, 512), st.floats(1, 9), st.floats(0, 1e9), st.floats(1e-3, 1e6)), max_size=40))
+@example([(1.0, 1.0, 0.0, 1.0), (1.0, 1.5, 63.0, 1.0)])  # what a few have is carried on to what all would have
 def test_no_factor_is_nothing_or_endless(rounds: list[tuple[float, float, float, float]]) -> None:
     factors = Factors()
     for place, (sessions, size, milliseconds, expected) in enumerate(rounds):
