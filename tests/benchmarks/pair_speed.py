@@ -5,6 +5,9 @@
 One verifier (8B shape) and one draft (its first 3 layers) serve several coordinators that differ in their settings, one
 after the other: plain decoding, speculation with a fixed length, the same with look-ahead, and the controller's own
 choice. Every client asks for --tokens tokens after a random prompt of --prompt tokens, with a seed.
+With --simulated 6 there is no GPU: a verifier with a draft of its own waits six times as long as an H200 was seen to
+take (tests/benchmarks/simulated/card.py), --agreement is the chance that a guessed token stands, and coordinators, gRPC
+and clients are the real ones: this shows what the controller chooses, and not what hosts and GPUs reach.
 Counted is what arrives between the last client's first token and the first client's last one; the verifier is busy
 while its device thread is in a pass.
 """
@@ -32,7 +35,7 @@ from tests.benchmarks.record import RESULTS, save
 
 START_TIMEOUT_S = 150.0
 SEED = 11
-VOCABULARY = 128_000
+VOCABULARY, SMALL = 128_000, 400
 
 
 def main() -> None:
@@ -41,6 +44,7 @@ def main() -> None:
     parser.add_argument("--verifier", default="cuda:0")
     parser.add_argument("--draft", default="cuda:1")
     parser.add_argument("--together", action="store_true", help="the verifier has the draft, on its own device")
+    parser.add_argument("--simulated", type=float, help="no GPU: a verifier that waits, so many times slower than one")
     parser.add_argument("--shape", default="8b")
     parser.add_argument("--agreement", type=float, default=0.8)
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 4, 16, 32])
@@ -92,6 +96,11 @@ def main() -> None:
 
 def start_replicas(stack: ExitStack, arguments: argparse.Namespace) -> list[str]:
     """Start target and draft; the coordinator's flags that name them."""
+    if arguments.simulated:
+        flags = ["verifier", "--slower", arguments.simulated, "--acceptance", arguments.agreement]
+        process = start(stack, "verifier", "tests.benchmarks.simulated.replica", flags)
+        wait(process)
+        return ["--verifiers", process.address]
     module, shape = "tests.benchmarks.synthetic_replica", ["--shape", arguments.shape]
     target = ["--device", arguments.verifier, "--agreement", arguments.agreement, *shape]
     target += ["--busy-file", arguments.busy_file]
@@ -134,7 +143,7 @@ async def measure(
 
     async def one(client: AsyncClient, seed: int, tokens: int) -> tuple[float, list[tuple[float, int]], Any]:
         text = [
-            random.Random(seed).randrange(900 if arguments.shape == "tiny" else VOCABULARY)
+            random.Random(seed).randrange(SMALL if arguments.simulated or arguments.shape == "tiny" else VOCABULARY)
             for _ in range(arguments.prompt)
         ]
         chunks: list[tuple[float, int]] = []

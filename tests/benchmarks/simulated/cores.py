@@ -52,6 +52,7 @@ class Session:
     order: FollowUp | None = None
     judged: Verify | None = None  # the verifier's last round, until the next one begins
     drafted: Proposal = NO_PROPOSAL  # what the verifier has drafted by itself for the round in progress
+    opened: bool = False  # on the verifier's own draft
 
 
 @dataclass(slots=True)
@@ -63,9 +64,13 @@ class StepTime:
 
     def sleep(self, rows: int, started: float) -> None:
         """Wait until the pass that began at `started` (time.perf_counter seconds) is over."""
-        end = started + (self.base + self.per_row * max(rows - 1, 0)) / 1e3
-        if (left := end - time.perf_counter()) > 0:
-            time.sleep(left)
+        sleep_until(started + (self.base + self.per_row * max(rows - 1, 0)) / 1e3)
+
+
+def sleep_until(end: float) -> None:
+    """Return at `end` (time.perf_counter seconds)."""
+    if (left := end - time.perf_counter()) > 0:
+        time.sleep(left)
 
 
 @dataclass
@@ -109,16 +114,21 @@ class SimulatedCore(ABC):
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[SimulatedPeer, Any]]:
         """One forward pass over everything that is ready."""
         started = time.perf_counter()
-        rows, replies = 0, []
+        rows = sum(self.rows(session.work) for session in self.working.values())
+        replies = self.end_rounds()
+        meanwhile()
+        self.step_time.sleep(rows, started)
+        return replies
+
+    def end_rounds(self) -> list[tuple[SimulatedPeer, Any]]:
+        """The replies of those that end with this pass; what orders say follows them is begun."""
+        replies = []
         for place, session in list(self.working.items()):
-            rows += self.rows(session.work)
             session.steps_left -= 1
             if session.steps_left == 0:
                 replies.append((session.peer, self.reply(session)))
                 del self.working[place]
                 self.follow(session)
-        meanwhile()
-        self.step_time.sleep(rows, started)
         return replies
 
     def follow(self, session: Session) -> None:

@@ -1,7 +1,9 @@
 """A simulated replica process, which stands in for a real one:
 
     python -m tests.benchmarks.simulated.replica verifier --step-ms 10 [--row-ms 0.02] [--acceptance 0.8]
+    python -m tests.benchmarks.simulated.replica verifier --slower 8 [--acceptance 0.8]
 
+The second takes for everything so many times what an H200 was measured to take, and tells of it as real ones do.
 Listens on a free port of loopback and prints it as the real ones do. Its tokens are arbitrary.
 """
 
@@ -24,7 +26,8 @@ from outrider.v1.draft_pb2_grpc import add_DraftServiceServicer_to_server
 from outrider.v1.verifier_pb2_grpc import add_VerifierServiceServicer_to_server
 from outrider_draft.servicer import DraftServicer
 from outrider_verifier.servicer import VerifierServicer
-from tests.benchmarks.simulated.cores import SimulatedDraft, SimulatedVerifier, StepTime
+from tests.benchmarks.simulated.card_verifier import CardVerifier
+from tests.benchmarks.simulated.cores import SimulatedCore, SimulatedDraft, SimulatedVerifier, StepTime
 from tests.benchmarks.simulated.text import Text
 from tests.tiny_models import build_tokenizer
 
@@ -35,19 +38,20 @@ def main() -> None:
     """Serve until a signal."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=["verifier", "draft"])
-    parser.add_argument("--step-ms", type=float, required=True)
+    parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--row-ms", type=float, default=0.0)
     parser.add_argument("--acceptance", type=float, default=0.8)
     parser.add_argument("--own-draft-ms", type=float, help="a token's, of a verifier that drafts by itself")
+    parser.add_argument("--slower", type=float, help="a card that drafts by itself, so many times slower than it is")
     run_event_loop(serve(parser.parse_args()))
 
 
 async def serve(arguments: argparse.Namespace) -> None:
     """The real server over a simulated core."""
     verifier = arguments.role == "verifier"
-    text, step_time = Text(arguments.acceptance), StepTime(arguments.step_ms, arguments.row_ms)
-    own = None if arguments.own_draft_ms is None else StepTime(arguments.own_draft_ms, 0.0)
-    core = SimulatedVerifier(text, step_time, draft_time=own) if verifier else SimulatedDraft(text, step_time)
+    text = Text(arguments.acceptance)
+    core = core_of(arguments, text)
+    times = core.told() if isinstance(core, CardVerifier) else (None, None)
     tokenizer = build_tokenizer()
     server = Server(arguments.role, "127.0.0.1:0")
     worker: DeviceWorker[Any, Any] = DeviceWorker(core)
@@ -67,7 +71,9 @@ async def serve(arguments: argparse.Namespace) -> None:
         role=model_pb2.ReplicaRole.Value(f"REPLICA_ROLE_{arguments.role.upper()}"),
         capacity_tokens=1 << 40,
         max_proposal=63,
-        drafts=own is not None,
+        drafts=isinstance(core, SimulatedVerifier) and core.draft_time is not None,
+        step_times=times[0],
+        draft_step_times=times[1],
     )
     streams: ReplicaStreams[Any, Any] = ReplicaStreams(codec.VERIFIER if verifier else codec.DRAFT, worker, info)
     if verifier:
@@ -82,6 +88,17 @@ async def serve(arguments: argparse.Namespace) -> None:
         await server.run(streams.drained, grace_s=0.2)
     finally:
         await asyncio.to_thread(worker.stop)
+
+
+def core_of(arguments: argparse.Namespace, text: Text) -> SimulatedCore:
+    """What runs on the device thread."""
+    step_time = StepTime(arguments.step_ms, arguments.row_ms)
+    if arguments.role == "draft":
+        return SimulatedDraft(text, step_time)
+    if arguments.slower is not None:
+        return CardVerifier(text, step_time, draft_time=step_time, slower=arguments.slower)
+    own = None if arguments.own_draft_ms is None else StepTime(arguments.own_draft_ms, 0.0)
+    return SimulatedVerifier(text, step_time, draft_time=own)
 
 
 if __name__ == "__main__":

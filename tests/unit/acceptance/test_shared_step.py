@@ -13,7 +13,8 @@ from outrider.acceptance.policy import Policy
 from outrider.acceptance.pools import Pools
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.round import Round
-from tests.unit.acceptance.simulated_step import MEASURED, Card, SharedVerifier, rate_of_length
+from tests.benchmarks.simulated.card import MEASURED, Card
+from tests.unit.acceptance.simulated_step import SharedVerifier, rate_of_length
 
 CARDS = [Card(host=0.02, host_guess=0.05, opening_ms=0.5), Card(host=0.055, host_guess=0.13, opening_ms=0.5)]
 TOLD = [(1.0, 1.0), (0.7, 1.0), (1.5, 1.0), (1.0, 0.7), (1.0, 1.4)]

@@ -1,0 +1,54 @@
+"""A simulated verifier with a draft of its own whose passes take as long as those of a card that was measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from outrider.acceptance.step_times import StepTimes
+from outrider.engine.worker import nothing
+from outrider.protocol.items import NO_STEP, Step
+from tests.benchmarks.simulated.card import MEASURED, Card
+from tests.benchmarks.simulated.cores import Session, SimulatedPeer, SimulatedVerifier, sleep_until
+
+PROMPT_MS = 1.0
+"""Of the draft for a prompt of 512 tokens: not measured, but its share, 3 layers of 32, of what the target takes."""
+TOLD = 0.9
+"""Replicas time themselves without the work of the streams, and say that passes take a tenth less than they do."""
+
+
+@dataclass
+class CardVerifier(SimulatedVerifier):
+    """Everything takes `slower` times as long as on the card: what the host really takes counts the less."""
+
+    card: Card = field(default_factory=lambda: replace(MEASURED, opening_ms=PROMPT_MS))
+    slower: float = 1.0
+
+    def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[SimulatedPeer, Any]]:
+        """See SimulatedCore."""
+        started = time.perf_counter()
+        meanwhile()
+        drafting = [session for session in self.working.values() if session.work.draft_first is not None]  # type: ignore[union-attr]
+        lengths = [self._draft(session) for session in drafting]
+        deepest = max(lengths, default=0)
+        draft_ms = self.card.drafting_ms * (deepest > 0) + sum(map(self._open, drafting))
+        draft_ms += sum(self.card.draft_ms(sum(length > step for length in lengths)) for step in range(deepest))
+        proposed = [len(session.work.proposal) for session in self.working.values()]  # type: ignore[union-attr]
+        sessions, rows = len(proposed), len(proposed) + sum(proposed)
+        guessing = sum(each > 0 for each in proposed)
+        verify_ms = self.card.verify_ms(rows) + self.card.host_ms(sessions - guessing, guessing, sum(proposed))
+        self._told = NO_STEP if not rows else Step(rows, sessions, round(self.slower * draft_ms * 1e3), deepest)
+        replies = self.end_rounds()
+        sleep_until(started + self.slower * (draft_ms + verify_ms) / 1e3)
+        return replies
+
+    def told(self) -> tuple[StepTimes, StepTimes]:
+        """What it says of its passes and its draft's, which real ones have timed when they started."""
+        return self.card.told(TOLD * self.slower)
+
+    def _open(self, session: Session) -> float:
+        """Milliseconds that the draft takes for a session's prompt, before its first guess."""
+        opened, session.opened = session.opened, True
+        return 0.0 if opened else self.card.opening_ms
