@@ -35,7 +35,7 @@ from tests.benchmarks.record import RESULTS, save
 
 START_TIMEOUT_S = 150.0
 SEED = 11
-VOCABULARY, SMALL = 128_000, 400
+VOCABULARY, TINY, SIMULATED = 128_000, 900, 400
 
 
 def main() -> None:
@@ -141,11 +141,10 @@ async def measure(
     options: dict[str, Any] = {"temperature": arguments.temperature, "ignore_eos": True}
     options["drafter"] = {"plain": "none", "fixed": "model", "ahead": "model", "auto": "auto"}[mode]
 
+    size = SIMULATED if arguments.simulated else TINY if arguments.shape == "tiny" else VOCABULARY
+
     async def one(client: AsyncClient, seed: int, tokens: int) -> tuple[float, list[tuple[float, int]], Any]:
-        text = [
-            random.Random(seed).randrange(SMALL if arguments.simulated or arguments.shape == "tiny" else VOCABULARY)
-            for _ in range(arguments.prompt)
-        ]
+        text = [random.Random(seed).randrange(size) for _ in range(arguments.prompt)]
         chunks: list[tuple[float, int]] = []
         started = time.perf_counter()
         async with client.stream(token_ids=text, seed=seed, max_tokens=tokens, **options) as stream:

@@ -9,14 +9,14 @@ from typing import Any
 
 from outrider.acceptance.step_times import StepTimes
 from outrider.engine.worker import nothing
-from outrider.protocol.items import NO_STEP, Step
+from outrider.protocol.items import Step
 from tests.benchmarks.simulated.card import MEASURED, Card
 from tests.benchmarks.simulated.cores import Session, SimulatedPeer, SimulatedVerifier, sleep_until
 
 PROMPT_MS = 1.0
 """Of the draft for a prompt of 512 tokens: not measured, but its share, 3 layers of 32, of what the target takes."""
 TOLD = 0.9
-"""Replicas time themselves without the work of the streams, and say that passes take a tenth less than they do."""
+"""Replicas time themselves without the work of the streams: taken to be a tenth less than passes take."""
 
 
 @dataclass
@@ -25,6 +25,11 @@ class CardVerifier(SimulatedVerifier):
 
     card: Card = field(default_factory=lambda: replace(MEASURED, opening_ms=PROMPT_MS))
     slower: float = 1.0
+
+    @property
+    def drafts(self) -> bool:
+        """See SimulatedCore."""
+        return True
 
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[SimulatedPeer, Any]]:
         """See SimulatedCore."""
@@ -39,13 +44,13 @@ class CardVerifier(SimulatedVerifier):
         sessions, rows = len(proposed), len(proposed) + sum(proposed)
         guessing = sum(each > 0 for each in proposed)
         verify_ms = self.card.verify_ms(rows) + self.card.host_ms(sessions - guessing, guessing, sum(proposed))
-        self._told = NO_STEP if not rows else Step(rows, sessions, round(self.slower * draft_ms * 1e3), deepest)
+        self._told = Step(rows, sessions, round(self.slower * draft_ms * 1e3), deepest)
         replies = self.end_rounds()
         sleep_until(started + self.slower * (draft_ms + verify_ms) / 1e3)
         return replies
 
     def told(self) -> tuple[StepTimes, StepTimes]:
-        """What it says of its passes and its draft's, which real ones have timed when they started."""
+        """See SimulatedCore; real ones have timed it when they started."""
         return self.card.told(TOLD * self.slower)
 
     def _open(self, session: Session) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 from outrider.acceptance.accept import accept
 from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
+from outrider.acceptance.step_times import StepTimes
 from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.worker import Peer, nothing
 from outrider.protocol.items import (
@@ -86,6 +87,15 @@ class SimulatedCore(ABC):
     def busy(self) -> bool:
         """True while a session has work."""
         return bool(self.working)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it is a verifier with a draft of its own."""
+        return False
+
+    def told(self) -> tuple[StepTimes | None, StepTimes | None]:
+        """What it says its passes take, and those of its own draft; None: nothing."""
+        return None, None
 
     def handle(self, peer: SimulatedPeer, item: Any) -> Any:
         """Take one item."""
@@ -170,6 +180,11 @@ class SimulatedVerifier(SimulatedCore):
 
     draft_time: StepTime | None = None  # a token's, for all sessions that draft at once; None: it has no draft
     _told: Step = NO_STEP  # of the pass in progress
+
+    @property
+    def drafts(self) -> bool:
+        """See SimulatedCore."""
+        return self.draft_time is not None
 
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[SimulatedPeer, Any]]:
         """See SimulatedCore."""

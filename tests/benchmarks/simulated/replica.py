@@ -51,7 +51,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     verifier = arguments.role == "verifier"
     text = Text(arguments.acceptance)
     core = core_of(arguments, text)
-    times = core.told() if isinstance(core, CardVerifier) else (None, None)
+    step_times, draft_step_times = core.told()
     tokenizer = build_tokenizer()
     server = Server(arguments.role, "127.0.0.1:0")
     worker: DeviceWorker[Any, Any] = DeviceWorker(core)
@@ -71,9 +71,9 @@ async def serve(arguments: argparse.Namespace) -> None:
         role=model_pb2.ReplicaRole.Value(f"REPLICA_ROLE_{arguments.role.upper()}"),
         capacity_tokens=1 << 40,
         max_proposal=63,
-        drafts=isinstance(core, SimulatedVerifier) and core.draft_time is not None,
-        step_times=times[0],
-        draft_step_times=times[1],
+        drafts=core.drafts,
+        step_times=step_times,
+        draft_step_times=draft_step_times,
     )
     streams: ReplicaStreams[Any, Any] = ReplicaStreams(codec.VERIFIER if verifier else codec.DRAFT, worker, info)
     if verifier:
@@ -96,7 +96,7 @@ def core_of(arguments: argparse.Namespace, text: Text) -> SimulatedCore:
     if arguments.role == "draft":
         return SimulatedDraft(text, step_time)
     if arguments.slower is not None:
-        return CardVerifier(text, step_time, draft_time=step_time, slower=arguments.slower)
+        return CardVerifier(text, step_time, slower=arguments.slower)
     own = None if arguments.own_draft_ms is None else StepTime(arguments.own_draft_ms, 0.0)
     return SimulatedVerifier(text, step_time, draft_time=own)
 
