@@ -30,8 +30,16 @@ def deepest(checked: Checked | TokenTree) -> int:
     return (checked.tree if isinstance(checked, Proposal) else checked).depth
 
 
+MARGIN = 2
+"""With so many rounds of an order still to begin, it is time to say what follows them.
+
+What is said while the last of them runs comes too late wherever a coordinator takes longer for all its sessions'
+verdicts than the verifier for a pass; who has no order then misses that pass.
+"""
+
+
 class Orders:
-    """Orders of one opening of one session: at most one at a time, from the round in flight on.
+    """Orders of one opening of one session, from the round in flight on: one, and what extends it.
 
     Coordinator and verifier decide a round alike, so both know without a word whether the next one is under way. Where
     an order stands for several rounds the verifier may be ahead by so many.
@@ -43,6 +51,9 @@ class Orders:
         self._key = key
         self._base = 0  # of the round in flight, if there is an order for it; 0: there is none
         self._rounds = 0  # that follow by it
+        self._first = 0  # base of the round that it, or the one that it extends, was given in: its name
+        self._extension: Order | None = None
+        self._depth = 0  # of the round in flight
         self._outcomes: OutcomeCache | None = None  # None: nothing is foreseen, whatever comes is followed alike
         self._otherwise: Checked | None = None
         self._promised: tuple[int, Checked | None] = 0, None  # what was found last, and for how many committed tokens
@@ -63,15 +74,36 @@ class Orders:
         """
         assert self._base == 0, "one order a round"
         assert rounds == 1 or not foreseen, "what was foreseen is of one round"
-        self._base, self._otherwise, self._rounds = base, otherwise, rounds
+        self._base = self._first = base
+        self._otherwise, self._rounds, self._depth = otherwise, rounds, deepest(in_flight)
         if foreseen:
             assert isinstance(in_flight, TokenTree), "of what the verifier drafts nothing can be foreseen"
             self._outcomes = OutcomeCache(base, in_flight, ((f.node, f.next_token, f.proposal) for f in foreseen))
         key = self._key(base)
-        self._link.expect_after(key, deepest(in_flight) + 1 + self._longest(rounds - 1), rounds)
+        self._link.expect_after(key, self._latest(), rounds)
         first = otherwise if isinstance(otherwise, DraftFirst) else None
         plainly = otherwise is not None and first is None
         return self._link.tell(FollowUp(key, tuple(foreseen), plainly, first, rounds))
+
+    def extend(self, order: Order) -> int:
+        """Tell the verifier what follows the rounds that `standing` tells of; bytes sent."""
+        assert self._extension is None, "one extension at a time"
+        self._extension = order
+        self._link.extend_after(self._key(self._base), self._latest(), order.rounds)
+        first = order.then if isinstance(order.then, DraftFirst) else None
+        return self._link.tell(FollowUp(self._key(self._first), (), first is None, first, order.rounds, extends=True))
+
+    def wants_more(self, base: int) -> bool:
+        """True if it is time to say what follows the round after `base`, or the last one that an order is for."""
+        if not self.given(base):
+            return True
+        return self._extension is None and self._outcomes is None and self._rounds <= MARGIN
+
+    def standing(self, base: int) -> Order | None:
+        """What the order says for after the round in flight, that after `base`; None: there is no order."""
+        if not self.given(base) or self._otherwise is None:
+            return None
+        return Order(self._otherwise, self._rounds)
 
     def given(self, base: int) -> bool:
         """True if there is an order for this round."""
@@ -103,7 +135,10 @@ class Orders:
         What is left of the order holds for it.
         """
         self._rounds -= 1
-        self._link.begin_after(self._key(base), self._longest(self._rounds))
+        self._depth = deepest(self._otherwise) if self._otherwise is not None else 0
+        if not self._rounds and self._extension is not None:
+            (self._otherwise, self._rounds), self._extension = self._extension, None
+        self._link.begin_after(self._key(base), self._latest())
         if self._rounds:
             self._base, self._promised = base, (0, None)
         else:
@@ -114,8 +149,12 @@ class Orders:
         if self._base:
             self._link.end_after(self._key(self._base))
         self._base, self._promised = 0, (0, None)
-        self._outcomes = self._otherwise = None
+        self._outcomes = self._otherwise = self._extension = None
 
-    def _longest(self, rounds: int) -> int:
-        """Most tokens of so many rounds that follow by the order."""
-        return rounds * (deepest(self._otherwise) + 1) if rounds and self._otherwise is not None else 0
+    def _latest(self) -> int:
+        """How many tokens after the round in flight the last of those that follow it begins at most."""
+        parts = [Order(self._otherwise, self._rounds)] if self._otherwise is not None and self._rounds else []
+        if self._extension is not None:
+            parts.append(self._extension)
+        lengths = [self._depth + 1, *(each for then, rounds in parts for each in [deepest(then) + 1] * rounds)]
+        return sum(lengths[:-1]) if parts else 0

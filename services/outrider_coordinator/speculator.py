@@ -99,8 +99,10 @@ class Speculator:
         if self._look_ahead is not None:
             self._look_ahead.begin(committed, wanted.tree, min(max_tokens, self._longest))
 
-    def following(self, committed: Sequence[int], wanted: Checked) -> Order | None:
+    def following(self, committed: Sequence[int], wanted: Checked, standing: Order | None = None) -> Order | None:
         """What follows the round of `wanted`, whatever comes of it; None: that depends on it, or nothing remains then.
+
+        `standing`: what follows first, as was said before.
 
         A plain round follows where this one had better be plain too: what n-grams then find is proposed a round later,
         which costs less than to keep the verifier waiting in every plain round. Where the verifier drafts by itself,
@@ -109,10 +111,10 @@ class Speculator:
         """
         if self._look_ahead is not None and self._look_ahead.begun:
             return None
-        count = 1 + deepest(wanted)
+        count = 1 + deepest(wanted) + (standing.rounds * (1 + deepest(standing.then)) if standing else 0)
         longest = self._session.draft_budget_after(count)
-        if longest is None:
-            return None
+        if longest is None or (standing and longest < deepest(standing.then)):
+            return None  # towards the end of the answer it is better known later how much remains
         if self._own_draft is None or not self._own_draft.level(committed):
             if not self._control.rests(self._levels, self._longest):
                 return None
@@ -127,7 +129,7 @@ class Speculator:
         return self._order(then, count, stands=self._control.settled)
 
     def _order(self, then: Checked, count: int, *, stands: bool) -> Order:
-        """For as many rounds as surely fit into the answer, once the round in flight has committed `count` tokens."""
+        """For as many rounds as surely fit into the answer, once the rounds before have committed `count` tokens."""
         if not stands:
             return Order(then)
         each = deepest(then) + 1

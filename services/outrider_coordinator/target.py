@@ -107,12 +107,13 @@ class TargetBinding:
         self,
         committed: Sequence[int],
         wanted: Checked,
-        following: Callable[[], Order | None] = lambda: None,
+        following: Callable[[Order | None], Order | None] = lambda standing: None,
     ) -> Judged:
         """The target's word on a proposal after `committed`, or on what its verifier drafts by itself.
 
         `following` is asked, once the round is on its way, what the verifier is to go on with, whatever comes of it,
-        unless that was said before. On a verifier that does not draft, a round for which it was to is a plain one.
+        unless that was said before; or what after so many rounds of an order that stands and will soon be used up. On a
+        verifier that does not draft, a round for which it was to is a plain one.
 
         Raises Unavailable when no verifier could be had in time, ResourceExhausted when none has room.
         """
@@ -181,7 +182,7 @@ class TargetBinding:
         link: VerifierLink,
         committed: Sequence[int],
         wanted: Checked,
-        following: Callable[[], Order | None],
+        following: Callable[[Order | None], Order | None],
     ) -> Judged:
         assert self._orders is not None
         known, base = self._known, len(committed)
@@ -194,10 +195,8 @@ class TargetBinding:
                 wanted = NO_PROPOSAL
             link.send(_verify(key, known, tuple(committed[known:]), wanted))
         self._in_flight = base
-        order = None if self._orders.given(base) else following()
-        if order is not None and (self.drafts or not isinstance(order.then, DraftFirst)):
-            in_flight = wanted if isinstance(wanted, DraftFirst) else wanted.tree
-            self.follow_up(base, in_flight, otherwise=order.then, rounds=order.rounds)
+        if self._orders.wants_more(base):
+            self._order(base, wanted, following)
         try:
             exchange = await link.receive(key, self._timeout_s)
         finally:
@@ -208,6 +207,19 @@ class TargetBinding:
         self._known = base
         self._lost.clear()
         return found
+
+    def _order(self, base: int, wanted: Checked, following: Callable[[Order | None], Order | None]) -> None:
+        """Say what is to follow the round in flight, or the last one that an order is for."""
+        assert self._orders is not None
+        standing = self._orders.standing(base)
+        order = following(standing)
+        if order is None or (isinstance(order.then, DraftFirst) and not self.drafts):
+            return
+        if standing is not None:
+            self._session.counts.wire_bytes += self._orders.extend(order)
+        else:
+            in_flight = wanted if isinstance(wanted, DraftFirst) else wanted.tree
+            self.follow_up(base, in_flight, otherwise=order.then, rounds=order.rounds)
 
     def _judged(self, link: VerifierLink, reply: Verified, wanted: Checked) -> Judged:
         """What came of the round. Raise ItemError if it cannot be: then the verifier is lost to the session."""

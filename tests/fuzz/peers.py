@@ -128,6 +128,7 @@ class Peer:
         if self.source.random() < 0.3:
             self._draft_first(item.follow_up)
         item.follow_up.rounds = self.source.choice([0, 0, 1, 2, 5, 65])
+        item.follow_up.extends = self.source.random() < 0.3
         for _ in range(self.source.choice([0, 0, 1, 3])):
             node, token = self.source.randint(-1, 3), self.source.randrange(VOCABULARY)
             item.follow_up.foreseen.add(node=node, next_token=token, proposal=self._proposal())

@@ -183,6 +183,43 @@ def test_how_many_rounds_an_order_stands_for_is_limited(verifier: Verifier) -> N
         assert failed.code is FailureCode.INVALID_ARGUMENT
 
 
+def test_an_extension_goes_on_where_an_order_ends(verifier: Verifier) -> None:
+    """It may come while rounds of the order remain, or when all of them have begun, or have ended."""
+    tokens = greedy_tokens(verifier, 6)
+    for steps in (1, 2, 9):
+        items = Verify(key(0), len(PROMPT), (), NO_PROPOSAL), FollowUp(key(0), (), plainly=True, rounds=2)
+        replies = verifier.run(*items, steps=steps)
+        replies += verifier.run(FollowUp(key(0), (), plainly=True, rounds=3, extends=True))
+        assert lengths(replies) == [0, 1, 2, 3, 4, 5]
+        assert [reply.verdict.next_tokens[0] for reply in replies] == tokens
+        (reply,) = verifier.run(FollowUp(key(0), (), plainly=True, extends=True))  # they keep the name of the first
+        assert lengths([reply]) == [6]
+
+
+def test_an_extension_of_another_order_is_refused(verifier: Verifier) -> None:
+    (a,) = greedy_tokens(verifier, 1)
+    more = FollowUp(key(0), (), plainly=True, extends=True)
+    (failed,) = verifier.run(more)  # there was no order
+    assert (failed.key, failed.code) == (key(0), FailureCode.BASE_LENGTH)
+    verifier.run(Verify(key(0), len(PROMPT), (), NO_PROPOSAL), FollowUp(key(0), (), plainly=True))
+    failed, _ = verifier.run(Verify(key(1), len(PROMPT), (a,), NO_PROPOSAL), more)  # it ended with the item
+    assert failed.code is FailureCode.BASE_LENGTH
+    assert not verifier.core.busy
+
+
+def test_one_extension_may_wait_and_foresees_nothing(verifier: Verifier) -> None:
+    greedy_tokens(verifier, 1)
+    items = Verify(key(0), len(PROMPT), (), NO_PROPOSAL), FollowUp(key(0), (), plainly=True)
+    more = FollowUp(key(0), (), plainly=True, extends=True)
+    foreseen = more._replace(foreseen=(Foreseen(ROOT, 1, NO_PROPOSAL),))
+    failed, *replies = sorted(verifier.run(*items, foreseen), key=lambda reply: not isinstance(reply, Failed))
+    assert failed.message == "follow_up.foreseen is 1, but must be empty where it extends an order"
+    assert lengths(replies) == [0, 1]  # the order before stands
+    failed, *replies = sorted(verifier.run(*items, more, more), key=lambda reply: not isinstance(reply, Failed))
+    assert failed.message == "follow_up.extends is True, but must be unset: an extension waits already"
+    assert lengths(replies) == [0, 1, 2]
+
+
 def test_a_proposal_without_room_fails_its_own_round(verifier: Verifier) -> None:
     a, *_ = greedy_tokens(verifier, 1)
     too_long = (Foreseen(ROOT, a, guess(*range(3, 19))),)

@@ -111,9 +111,9 @@ class DraftControl:
 
     def went_on(self, levels: Mapping[Source, int], choice: Choice) -> None:
         """The choice of this round had been made before: the verifier was told."""
-        self._levels = {Source.MODEL: 1, **levels}
-        self._choice = choice
-        self._begin_probe()
+        self._levels, self._choice = {Source.MODEL: 1, **levels}, choice
+        if choice.source is self._probed:  # else what was decided last comes after what was ordered before
+            self._begin_probe()
 
     def rests(self, levels: Mapping[Source, int], longest: int) -> bool:
         """Whether it would decide for a plain round now, with nothing to learn or to probe; decides nothing."""

@@ -63,7 +63,8 @@ class Session(Generic[Work]):
     work: Work | None = None  # the round in progress
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     judged: tuple[Proposal, Verdict] | None = None  # the round that ended last, while `history` is still its base
-    follow_up: FollowUp | None = None  # what to do when the round in progress has ended
+    orders: tuple[FollowUp, ...] = ()  # what to do when the round in progress has ended, then what follows that
+    ordered_at: int | None = None  # base length of the first order, which the others extend; None: there was none
 
     @property
     def key(self) -> Key:
@@ -150,7 +151,7 @@ class SessionTable(Generic[Work]):
             )
         if base > session.sequence.max_length:
             raise _no_room(session, base)
-        session.judged = session.follow_up = None
+        session.judged, session.orders, session.ordered_at = None, (), None
         session.sampling.advance(item.keep, item.append)
         del session.history[item.keep :]
         session.history.extend(item.append)
@@ -166,7 +167,7 @@ class SessionTable(Generic[Work]):
         if known + len(tokens) > session.sequence.max_length:
             raise _no_room(session, known + len(tokens))
         session.last_used = self._clock()
-        session.judged = session.follow_up = None
+        session.judged = None
         session.sampling.go_on(tokens)
         session.history.extend(tokens)
         if path is None:

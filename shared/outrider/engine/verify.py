@@ -94,21 +94,26 @@ class VerifyCore(ReplicaCore[VerifyRows]):
 
     def follow_up(self, session: Session[VerifyRows], item: FollowUp) -> Reply | None:
         """See ReplicaCore. It may come while the round runs or after it has ended."""
-        if item.key.base_length != len(session.history):
+        base = session.ordered_at if item.extends else len(session.history)
+        if item.key.base_length != base:
             raise ItemRefused(
-                FailureCode.BASE_LENGTH,
-                f"the follow-up is of {item.key.base_length} tokens, not of {len(session.history)}",
+                FailureCode.BASE_LENGTH, f"the follow-up is of {item.key.base_length} tokens, not of {base}"
             )
         if item.rounds > (most := 1 if item.foreseen else MAX_ROUNDS):
             raise InvalidArgument("follow_up.rounds", item.rounds, f"at most {most}")
-        session.follow_up = item
+        if item.extends:
+            _check_extension(session, item)
+            session.orders = (*session.orders, item)
+        else:
+            session.orders, session.ordered_at = (item,), base
         return self._follow(session)
 
     def _follow(self, session: Session[VerifyRows]) -> Reply | None:
         """Begin the next round if the last one has ended and a follow-up covers its outcome."""
-        order, judged = session.follow_up, session.judged
-        if order is None or judged is None:
+        judged = session.judged
+        if judged is None or not session.orders:
             return None
+        order = session.orders[0]
         (proposal, verdict), sampling, base = judged, session.sampling, len(session.history)
         outcome = decide(sampling.rule, proposal, verdict, seed=sampling.seed, base_length=base)
         tokens = outcome.tokens(proposal.tree)
@@ -119,12 +124,18 @@ class VerifyCore(ReplicaCore[VerifyRows]):
             return None
         try:
             self.sessions.go_on(session, tokens, outcome.accepted)
+            session.orders = (*order.rest(), *session.orders[1:])
             if isinstance(following, DraftFirst):
                 self.begin_drafting(session, following)
             else:
                 self.begin(session, following)
         except Exception as error:
             return self.refusal(Key(session.number, session.epoch, base + len(tokens)), error)
-        if order.rounds > 1:
-            session.follow_up = order.rest(session.key)
         return None
+
+
+def _check_extension(session: Session[VerifyRows], item: FollowUp) -> None:
+    if item.foreseen:
+        raise InvalidArgument("follow_up.foreseen", len(item.foreseen), "empty where it extends an order")
+    if len(session.orders) > 1:
+        raise InvalidArgument("follow_up.extends", item.extends, "unset: an extension waits already")

@@ -93,6 +93,8 @@ class FollowUp(NamedTuple):
     itself if there is `draft_first`, or by a plain round if `plainly`, else by nothing. The round begun so answers with
     its own base length. The same holds for the one after it, and so on, for `rounds` in all.
 
+    With `extends` it is about what follows the rounds of the orders before, the first of which had this key.
+
     A tuple, which is made faster: there are as many as rounds.
     """
 
@@ -101,6 +103,7 @@ class FollowUp(NamedTuple):
     plainly: bool
     draft_first: DraftFirst | None = None
     rounds: int = 1  # more only where nothing is foreseen; at most `MAX_ROUNDS`
+    extends: bool = False  # only where nothing is foreseen
 
     def after(self, outcome: Outcome) -> Proposal | DraftFirst | None:
         """What the round that follows this outcome verifies; None: none follows."""
@@ -110,11 +113,11 @@ class FollowUp(NamedTuple):
                 return each.proposal
         return self.draft_first or (NO_PROPOSAL if self.plainly else None)
 
-    def rest(self, key: Key) -> FollowUp | None:
-        """What is left of it once the round of `key` has begun; None: nothing."""
+    def rest(self) -> tuple[FollowUp, ...]:
+        """What is left of it once one more round has begun by it."""
         if self.rounds <= 1:
-            return None
-        return FollowUp(key, (), self.plainly, self.draft_first, self.rounds - 1)
+            return ()
+        return (FollowUp(self.key, (), self.plainly, self.draft_first, self.rounds - 1),)
 
 
 @dataclass(frozen=True, slots=True)

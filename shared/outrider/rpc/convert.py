@@ -61,6 +61,7 @@ def verifier_item_to_proto(item: items.VerifierRequest) -> verifier_pb2.Verifier
         follow_up = wire.follow_up
         follow_up.plainly = item.plainly
         follow_up.rounds = item.rounds if item.rounds > 1 else 0
+        follow_up.extends = item.extends
         _write_foreseen(item.foreseen, follow_up)
         write_draft_first(item.draft_first, follow_up)
     else:
@@ -99,9 +100,8 @@ def verifier_item_from_proto(wire: verifier_pb2.VerifierItem) -> items.VerifierR
         case "follow_up":
             order = wire.follow_up
             foreseen = tuple(map(_foreseen_from_proto, order.foreseen)) if order.foreseen else ()
-            return items.FollowUp(
-                key_of(wire), foreseen, order.plainly, draft_first_from_proto(order), order.rounds or 1
-            )
+            first, rounds = draft_first_from_proto(order), order.rounds or 1
+            return items.FollowUp(key_of(wire), foreseen, order.plainly, first, rounds, order.extends)
         case event:
             return _common_from_proto(wire, event)
 

@@ -92,6 +92,10 @@ class Following:
             found = self.early[base_length] = Pending(0, VERDICT)
         return found
 
+    def extend(self, last: int, rounds: int) -> None:
+        """So many more may follow, the last of which begins there at most."""
+        self.last, self.rounds = last, self.rounds + rounds
+
     def begin(self, base_length: int, most: int) -> Pending:
         """The verdict of the round that did begin there; those after it begin 1 to `most` tokens on."""
         found = self.early.pop(base_length, None) or Pending(0, VERDICT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 import grpc.aio
@@ -17,9 +17,8 @@ from outrider.rpc.channel import SILENCE_S, open_channel
 from outrider.rpc.codec import Codec
 from outrider.rpc.deadlines import Deadlines
 from outrider.rpc.exchange import ANSWERS, VERDICT, Exchange, Following, ItemError, Keyed, Pending
-from outrider.rpc.malformed import Undecodable
-from outrider.rpc.status import from_rpc_error
 from outrider.rpc.step_times import step_times_from_proto
+from outrider.rpc.stream_ends import end_of, read_frame, reason, until_one_ends
 from outrider.rpc.tls import ClientTls
 from outrider.telemetry.logs import get_logger
 from outrider.v1 import model_pb2, model_pb2_grpc, replica_pb2
@@ -147,6 +146,10 @@ class ReplicaLink(Generic[Item, Reply]):
         assert opening not in self._following, "one order at a time"
         self._following[opening] = Following(key.base_length + 1, key.base_length + most, rounds)
 
+    def extend_after(self, key: Key, most: int, rounds: int) -> None:
+        """Keep the verdicts of so many `rounds` more; the last one begins up to `most` tokens after `key`."""
+        self._following[key.session, key.epoch].extend(key.base_length + most, rounds)
+
     def begin_after(self, key: Key, most: int = 0) -> None:
         """One of those rounds is that of `key`: its reply is expected like any other now.
 
@@ -189,7 +192,7 @@ class ReplicaLink(Generic[Item, Reply]):
                 self._go_down(error)
                 failures = 0 if was_up else failures + 1
                 level = log.warning if was_up or failures == 1 else log.debug
-                level("%s: %s", self.address, _reason(error))
+                level("%s: %s", self.address, reason(error))
             except BaseException as error:
                 self._go_down(error)
                 raise
@@ -201,8 +204,8 @@ class ReplicaLink(Generic[Item, Reply]):
         stream: Any = self._codec.open_stream(channel)
         try:
             self._come_up(await self._shake_hands(stream, hello))
-            await _until_one_ends(self._read_replies(stream), self._write_items(stream), self._left())
-            raise Unavailable("it drains") if self._leave.is_set() else await _end_of(stream)
+            await until_one_ends(self._read_replies(stream), self._write_items(stream), self._left())
+            raise Unavailable("it drains") if self._leave.is_set() else await end_of(stream)
         finally:
             stream.cancel()
 
@@ -210,11 +213,11 @@ class ReplicaLink(Generic[Item, Reply]):
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await stream.write(self._codec.hello_frame(hello))
-                first = await _read(stream)
+                first = await read_frame(stream)
         except TimeoutError:
             raise Unavailable(f"no Welcome within {CONNECT_TIMEOUT_S:g} s") from None
         if first is grpc.aio.EOF:
-            raise await _end_of(stream)
+            raise await end_of(stream)
         welcome: replica_pb2.Welcome = first.welcome
         return welcome
 
@@ -246,7 +249,7 @@ class ReplicaLink(Generic[Item, Reply]):
             await stream.write(self._codec.items_frame(waiting))
 
     async def _read_replies(self, stream: Any) -> None:
-        while (frame := await _read(stream)) is not grpc.aio.EOF:
+        while (frame := await read_frame(stream)) is not grpc.aio.EOF:
             for wire in frame.replies.replies:
                 self._take(wire)
             if frame.HasField("draining"):
@@ -306,42 +309,8 @@ class ReplicaLink(Generic[Item, Reply]):
         self.drafts, self.max_proposal = False, None
         self.step_times = self.draft_step_times = None
         self._outbox.clear()
-        why = f"{self.address} was lost: {_reason(error)}"
+        why = f"{self.address} was lost: {reason(error)}"
         for pending in self._pending.values():
             pending.settle(Unavailable(why))
         for following in self._following.values():
             following.lost = Unavailable(why)
-
-
-async def _until_one_ends(*halves: Coroutine[Any, Any, None]) -> None:
-    """Run the halves of a stream side by side; end both when one ends, and raise what it raised."""
-    tasks = [asyncio.create_task(half) for half in halves]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    for result in results:
-        if isinstance(result, Exception) and not isinstance(result, asyncio.CancelledError):
-            raise result
-
-
-async def _read(stream: Any) -> Any:
-    """The next frame, or EOF. Raise Unavailable for one that is no message: whose replies it had cannot be known."""
-    frame = await stream.read()
-    if isinstance(frame, Undecodable):
-        raise Unavailable(f"it sent a frame of {frame.size} bytes that is no message")
-    return frame
-
-
-async def _end_of(stream: Any) -> OutriderError:
-    """Why a stream ended."""
-    code, details = await stream.code(), await stream.details()
-    if code is grpc.StatusCode.FAILED_PRECONDITION:
-        return FailedPrecondition(details or str(code))
-    return Unavailable(f"the stream ended: {code.name if code else code} {details or ''}".rstrip())
-
-
-def _reason(error: BaseException) -> str:
-    return str(from_rpc_error(error)) if isinstance(error, grpc.RpcError) else str(error) or type(error).__name__

@@ -182,11 +182,16 @@ class FollowUp(_message.Message):
     PLAINLY_FIELD_NUMBER: _builtins.int
     DRAFT_FIRST_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
+    EXTENDS_FIELD_NUMBER: _builtins.int
     plainly: _builtins.bool
     """If it ends in another one, the next round is a plain one. False: then the coordinator says what is next."""
     rounds: _builtins.int
     """For how many rounds this holds, one after the other, each begun when the one before it has ended; at most 64. Any
     item that names the session ends it, as does a stop token. 0 is 1, and the only one where outcomes are foreseen.
+    """
+    extends: _builtins.bool
+    """What follows once the rounds that were ordered before have begun, without a gap: `base_length` is then that of the
+    order that they began with. One such order may wait at a time; without outcomes that are foreseen.
     """
     @_builtins.property
     def foreseen(self) -> _containers.RepeatedCompositeFieldContainer[_replica_pb2.Foreseen]:
@@ -203,10 +208,11 @@ class FollowUp(_message.Message):
         plainly: _builtins.bool = ...,
         draft_first: Global___DraftFirst | None = ...,
         rounds: _builtins.int = ...,
+        extends: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft_first", b"draft_first"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_first", b"draft_first", "foreseen", b"foreseen", "plainly", b"plainly", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_first", b"draft_first", "extends", b"extends", "foreseen", b"foreseen", "plainly", b"plainly", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

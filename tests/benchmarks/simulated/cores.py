@@ -50,7 +50,7 @@ class Session:
     pages: Pages
     work: Verify | Propose | DraftAhead | None = None
     steps_left: int = 0
-    order: FollowUp | None = None
+    orders: tuple[FollowUp, ...] = ()
     judged: Verify | None = None  # the verifier's last round, until the next one begins
     drafted: Proposal = NO_PROPOSAL  # what the verifier has drafted by itself for the round in progress
     opened: bool = False  # on the verifier's own draft
@@ -107,11 +107,11 @@ class SimulatedCore(ABC):
         if session is None or session.key.epoch != item.key.epoch:
             return Failed(item.key, FailureCode.UNKNOWN_SESSION, "not open here")
         if isinstance(item, FollowUp):
-            session.order = item
+            session.orders = (*session.orders, item) if item.extends else (item,)
             self.follow(session)
             return None
         session.key = item.key
-        session.order = session.judged = None
+        session.orders, session.judged = (), None
         self.working.pop(place, None)
         if isinstance(item, Close):
             del self.sessions[place]
@@ -143,7 +143,7 @@ class SimulatedCore(ABC):
 
     def follow(self, session: Session) -> None:
         """Begin what an order says should follow a round that has ended; a draft has no orders."""
-        assert session.order is None
+        assert not session.orders
 
     def claim_thread(self) -> None:  # noqa: B027 (there is no device)
         """Nothing to claim."""
@@ -234,13 +234,13 @@ class SimulatedVerifier(SimulatedCore):
 
     def follow(self, session: Session) -> None:
         """As the real verifier does, without stop tokens."""
-        order, judged = session.order, session.judged
-        if order is None or judged is None:
+        orders, judged = session.orders, session.judged
+        if not orders or judged is None:
             return
         base, tree = session.key.base_length, judged.proposal.tree
         verdict = self._verdict(session, judged)
         outcome = accept(Rule.MATCH, judged.proposal, verdict, seed=session.seed, base_length=base)
-        following = order.after(outcome)
+        following = orders[0].after(outcome)
         if following is None:
             return
         first = following if isinstance(following, DraftFirst) else None
@@ -248,7 +248,7 @@ class SimulatedVerifier(SimulatedCore):
         tokens = outcome.tokens(tree)
         key = Key(session.key.session, session.key.epoch, base + len(tokens))
         self.handle(session.peer, Verify(key, base, tokens, proposal, first))
-        session.order = order.rest(key)
+        session.orders = (*orders[0].rest(), *orders[1:])
 
 
 class SimulatedDraft(SimulatedCore):

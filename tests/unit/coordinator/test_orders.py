@@ -9,7 +9,7 @@ import pytest
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
 from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.protocol.items import DraftFirst, FollowUp, Foreseen, Key
-from outrider_coordinator.orders import Checked, Orders, deepest
+from outrider_coordinator.orders import MARGIN, Checked, Order, Orders, deepest
 
 BASE = 5
 COMMITTED = [0, 1, 2, 3, 4]
@@ -38,6 +38,10 @@ class Link:
         self.begun.append(key)
         self.expected = []
         self.expect_after(key, most, self.rounds - 1)
+
+    def extend_after(self, key: Key, most: int, rounds: int) -> None:
+        self.expected = [key._replace(base_length=key.base_length + length) for length in range(1, most + 1)]
+        self.rounds += rounds
 
     def end_after(self, key: Key) -> None:
         assert all(key.base_length + 1 <= each.base_length for each in self.expected)
@@ -124,6 +128,61 @@ def test_an_order_may_stand_for_several_rounds(orders: Orders, link: Link, then:
     assert orders.promised([*tokens, 7]) is None
     orders.give(len(tokens), NO_PROPOSAL.tree, otherwise=then)
     assert len(link.said) == 2
+
+
+def test_what_follows_an_order_is_asked_for_before_its_last_rounds(orders: Orders) -> None:
+    assert orders.wants_more(BASE)  # nothing was said
+    orders.give(BASE, NO_PROPOSAL.tree, otherwise=NO_PROPOSAL, rounds=MARGIN + 2)
+    assert not orders.wants_more(BASE)
+    orders.begin(BASE + 1)
+    assert not orders.wants_more(BASE + 1)
+    orders.begin(BASE + 2)
+    assert orders.wants_more(BASE + 2)
+    assert orders.standing(BASE + 2) == Order(NO_PROPOSAL, MARGIN)
+    orders.extend(Order(DraftFirst(3)))
+    assert not orders.wants_more(BASE + 2)
+    assert orders.standing(BASE + 1) is None
+
+
+def test_an_extension_follows_without_a_gap(orders: Orders, link: Link) -> None:
+    """Round by round: what is promised, and where the last of the rounds to come may begin."""
+    deep, flat = DraftFirst(3), DraftFirst(1)
+    orders.give(BASE, guess(10, 11).tree, otherwise=deep, rounds=2)
+    orders.extend(Order(flat, 2))
+    assert link.said[1] == FollowUp(key(BASE), (), plainly=False, draft_first=flat, rounds=2, extends=True)
+    tokens = list(COMMITTED)
+    for then, left, most in ((deep, 3, 4 + 4 + 2), (deep, 2, 4 + 2), (flat, 1, 2), (flat, 0, 0)):
+        tokens.append(7)
+        assert orders.promised(tokens) is then
+        orders.begin(len(tokens))
+        assert (link.rounds, len(link.expected)) == (left, most)
+    assert not orders.given(len(tokens))
+
+
+def test_extensions_are_named_by_the_first_order(orders: Orders, link: Link) -> None:
+    orders.give(BASE, NO_PROPOSAL.tree, otherwise=NO_PROPOSAL)
+    for base in (BASE, BASE + 1, BASE + 2):
+        orders.extend(Order(NO_PROPOSAL))
+        orders.begin(base + 1)
+    assert [(item.key, item.extends) for item in link.said] == [(key(BASE), False)] + 3 * [(key(BASE), True)]
+    orders.begin(BASE + 4)
+    orders.give(BASE + 4, NO_PROPOSAL.tree, otherwise=NO_PROPOSAL)
+    orders.extend(Order(NO_PROPOSAL))
+    assert link.said[-1].key == key(BASE + 4)
+
+
+def test_what_extends_an_order_ends_with_it(orders: Orders) -> None:
+    orders.give(BASE, NO_PROPOSAL.tree, otherwise=NO_PROPOSAL)
+    orders.extend(Order(DraftFirst(3), 5))
+    orders.end()
+    orders.give(BASE + 1, NO_PROPOSAL.tree, otherwise=NO_PROPOSAL)
+    orders.begin(BASE + 2)
+    assert not orders.given(BASE + 2)
+
+
+def test_a_foreseen_order_is_not_extended(orders: Orders) -> None:
+    orders.give(BASE, guess(10).tree, (Foreseen(ROOT, 20, guess(7)),), otherwise=NO_PROPOSAL)
+    assert not orders.wants_more(BASE)
 
 
 def test_a_standing_order_can_be_ended_at_any_round(orders: Orders, link: Link) -> None:

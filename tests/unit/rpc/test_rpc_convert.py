@@ -103,6 +103,7 @@ common_replies = (
         st.booleans(),
         draft_firsts,
         st.integers(1, 99),
+        st.booleans(),
     )
 )
 def test_verifier_items_survive(item: items.VerifierRequest) -> None:
