@@ -86,7 +86,7 @@ class OwnDrafter:
     async def propose(self, committed: Sequence[int], choice: Choice) -> DraftFirst:
         """What the verifier is to draft."""
         self._drafted_in, self._drafted_at = self._target.opening, len(committed)
-        return DraftFirst(choice.length, choice.siblings)
+        return DraftFirst(choice.length, choice.siblings, choice.vote)
 
     async def close(self) -> None:
         """Nothing to free: it ends with the session on the verifier."""

@@ -21,7 +21,7 @@ async def generate(session: Session, target: TargetBinding, speculator: Speculat
         speculator.look_ahead(session.committed, wanted, session.draft_budget)
         following = partial(speculator.following, session.committed, wanted)
         judged = await target.verify(session.committed, wanted, following)
-        clock.verified(judged, began_by_itself=promised is not None)
+        clock.verified(judged, began_by_itself=promised is not None, in_step=target.drafts)
         delta = session.commit(judged.proposal, judged.verdict)
         speculator.learn(judged, delta, propose_ms=clock.propose_ms, verify_ms=clock.verify_ms)
         yield delta

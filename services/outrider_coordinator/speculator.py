@@ -10,7 +10,7 @@ from outrider.acceptance.control import MAX_NODES, DraftControl
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
 from outrider.acceptance.round import Round
 from outrider.acceptance.shape import fall_of, pruned, widths_of
-from outrider.protocol.items import DraftFirst
+from outrider.protocol.items import DraftFirst, Step
 from outrider.telemetry import metrics
 from outrider.telemetry.logs import get_logger
 from outrider_coordinator.drafters import Drafter, OwnDrafter
@@ -125,7 +125,7 @@ class Speculator:
         choice = self._control.decide_next({**self._levels, Source.MODEL: 1}, min(longest, self._most), nodes)
         if choice is None or choice.source is Source.NGRAM:
             return None
-        then = DraftFirst(choice.length, choice.siblings) if choice.length else NO_PROPOSAL
+        then = DraftFirst(choice.length, choice.siblings, choice.vote) if choice.length else NO_PROPOSAL
         return self._order(then, count, stands=self._control.settled)
 
     def _order(self, then: Checked, count: int, *, stands: bool) -> Order:
@@ -147,7 +147,7 @@ class Speculator:
             proposed=depth,
             accepted=delta.accepted,
             committed=len(delta.token_ids),
-            propose_ms=propose_ms if self._up_to_date else None,
+            propose_ms=propose_ms if self._drafting_tells(step, guessed=depth > 0) else None,
             verify_ms=verify_ms if self._session.counts.rounds > 1 else None,  # the first one held the prefill
             foreseen=self._foreseen,
             rows=step.rows,
@@ -161,13 +161,19 @@ class Speculator:
             log.warning("session %d falls back to plain decoding: %s", self._session.number, self.fallback_reason)
             metrics.fallbacks.add(1, {"cause": "acceptance"})
 
+    def _drafting_tells(self, step: Step, *, guessed: bool) -> bool:
+        """Whether how long the round's drafting took, for this session or for others, says what it takes."""
+        if self._own_draft is None or not step.sessions:
+            return self._up_to_date
+        return step.draft_depth > 0 and not step.draft_prompt_rows and (self._up_to_date or not guessed)
+
     async def _go_on(self, committed: Sequence[int], promised: Checked) -> Checked:
         """A round that the verifier has begun by itself, as it was told in the one before."""
         self._up_to_date = False
         if isinstance(promised, Proposal):
             self._control.went_on(self._levels, Choice(promised.source, promised.tree.depth))
             return promised
-        choice = Choice(Source.MODEL, promised.max_tokens, promised.siblings)
+        choice = Choice(Source.MODEL, promised.max_tokens, promised.siblings, promised.vote)
         self._control.went_on(self._levels, choice)
         if self._own_draft is not None:
             self._up_to_date = self._own_draft.up_to_date(committed, self._longest)

@@ -22,15 +22,22 @@ class RoundClock:
         """The proposal is there."""
         self.propose_ms = self._lap()
 
-    def verified(self, judged: Judged, *, began_by_itself: bool) -> None:
-        """The verdict is there. A round that the verifier began by itself has run since the verdict before."""
+    def verified(self, judged: Judged, *, began_by_itself: bool, in_step: bool = False) -> None:
+        """The verdict is there. A round that the verifier began by itself has run since the verdict before.
+
+        `in_step`: the verifier drafts for all sessions of a step. What it says of the step then counts alone, where
+        there are several: all coordinators are told the same, and how long a round waited for the step before depends
+        on when it was asked for, not on what it proposed.
+        """
         self.verify_ms = self._lap()
         if began_by_itself:
             self.verify_ms = (self._last - self._verdict) * 1e3
         self._verdict = self._last
         if judged.draft_ms:
             self.propose_ms = judged.draft_ms
-        if judged.draft_ms or began_by_itself:
+        if in_step and judged.step.sessions > 1 and judged.step_ms:
+            self.verify_ms = judged.step_ms
+        elif judged.draft_ms or began_by_itself:
             # The verdict before may have come late: then less is left of the round here than it took there.
             self.verify_ms = max(self.verify_ms - judged.draft_ms, judged.step_ms, SHORTEST_MS)
 

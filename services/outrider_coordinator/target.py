@@ -229,7 +229,7 @@ class TargetBinding:
         except InvalidArgument as error:
             self._pause_drafting(f"{link.address} drafted wrongly: {error}")
             raise ItemError(FailureCode.INTERNAL, self.draft_trouble) from error
-        if isinstance(wanted, DraftFirst) and not found.proposal:
+        if isinstance(wanted, DraftFirst) and wanted.vote is None and not found.proposal:
             self._pause_drafting(f"the draft in {link.address} had nothing")
         return found
 

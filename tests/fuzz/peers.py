@@ -120,6 +120,8 @@ class Peer:
         """Let the verifier draft by itself, as much as a proposal may have."""
         event.draft_first.max_tokens = self.source.randint(0, 8)
         event.draft_first.siblings.extend(self._siblings(event.draft_first.max_tokens))
+        if self.source.random() < 0.3:
+            event.draft_first.vote = self.source.randint(0, 8)
 
     def _follow_up(self, number: int, session: _Session) -> Any:
         """What the verifier is to begin by itself after the session's last round."""

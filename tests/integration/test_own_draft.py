@@ -337,3 +337,21 @@ async def test_a_draft_of_another_vocabulary_is_refused_at_start(tiny_model: Tin
     own.info = replace(own.info, name="stranger", vocabulary_fingerprint="another")
     with pytest.raises(ModelLoadError, match=r"draft_model: the vocabulary of stranger .* is not that of llama"):
         assemble(settings, loaded, engine, own)
+
+
+async def test_sessions_of_a_step_vote_and_answer_as_ever(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vote for none, or one that is lost, is no trouble of the draft."""
+    target = tiny_model("llama")
+    async with running_cluster(target, verifier=OWN) as cluster:
+        expected = await cluster.generate(PROMPT, drafter="none", **OPTIONS)
+        await cluster.generate(PROMPT, drafter="model", **OPTIONS)  # of which the coordinator learns what stands
+        said, options = said_to(cluster, monkeypatch), OPTIONS | {"fixed_length": False}
+        for _ in range(3):
+            answers = await asyncio.gather(*(cluster.generate(PROMPT, drafter="model", **options) for _ in range(6)))
+            assert [answer.token_ids for answer in answers] == [expected.token_ids] * 6
+            assert not any(answer.speculation.fallback_reason for answer in answers)
+        wishes = [item.draft_first for item in said if isinstance(item, Verify | FollowUp) and item.draft_first]
+        assert any(wish.vote is not None for wish in wishes)
+        await assert_nothing_is_left(cluster)

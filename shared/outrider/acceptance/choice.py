@@ -28,17 +28,19 @@ CHANGE_MARGIN = 0.02
 class Choice:
     """Propose `length` tokens of `source`, one after another. Length 0 is plain decoding.
 
-    `siblings`: how many of the source's next choices to propose beside the first token, the second, and so on.
+    `siblings`: how many of the source's next choices to propose beside the first token, the second, and so on. `vote`:
+    where sessions vote on the length, what this one is for; it gets no more than `length`, however they decide.
     """
 
     source: Source
     length: int
     siblings: tuple[int, ...] = ()
+    vote: int | None = None
 
     @property
     def chain(self) -> Choice:
-        """Without the siblings."""
-        return Choice(self.source, self.length) if self.siblings else self
+        """Its source and its length alone."""
+        return self if self.vote is None and not self.siblings else Choice(self.source, self.length)
 
 
 PLAIN = Choice(Source.NONE, 0)

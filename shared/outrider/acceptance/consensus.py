@@ -38,6 +38,8 @@ PIONEERS = 8
 """Sessions of a step that guess, if guesses pay at all, until what they see is known: all others wait for them."""
 KNOWN = 0.4
 """How well the pool must know it."""
+WILLING = 2
+"""By so many tokens more than it votes for a session may be drafted for, where more of the others want it."""
 
 
 class Consensus:
@@ -101,6 +103,23 @@ class Consensus:
             self._depth = self._decide(costs, accepted[: max(1, borne)])
         self._stands_for -= 1
         return min(self._depth, longest) if self._may_guess(session, together) else 0
+
+    def shared(
+        self,
+        costs: CostTable,
+        chances: Sequence[float],
+        session: AcceptanceEstimate,
+        together: float,
+        window: AcceptanceWindow = NO_WINDOW,
+    ) -> tuple[CostTable, Sequence[float], int | None]:
+        """What a session decides by, since it is drafted for anyway: costs and chances; and its vote, if it has one.
+
+        Where enough is known it takes part in the vote, and waits for what most want. Else it is asked for a guess
+        whatever others want, or for none. See `depth`.
+        """
+        depth = self.depth(costs, len(chances), session, together, window)
+        most = min(depth + WILLING, len(chances)) if self.known else depth
+        return with_drafting(costs, most), chances[:most], depth if self.known else None
 
     def _decide(self, costs: CostTable, accepted: Sequence[float]) -> int:
         """How deep; `accepted`: of guesses of 1, 2, ... tokens.

@@ -21,7 +21,6 @@ from outrider.acceptance.choice import (
     rate,
     with_siblings,
 )
-from outrider.acceptance.consensus import with_drafting
 from outrider.acceptance.costs import CostTable, RoundCosts
 from outrider.acceptance.estimate import MODEL_PRIOR, AcceptanceEstimate
 from outrider.acceptance.node_budget import ALONE, NodeBudget
@@ -83,22 +82,20 @@ class DraftControl:
         """
         if self._in_step and not self._begun and Source.MODEL not in levels:
             levels = {}  # a verifier to be: what it drafts is not there yet, and n-grams would bring it out of step
-        self._choose_for(levels, longest, at_hand, nodes)
+        self._choose_for(levels, longest, at_hand, nodes, steady=False)
         self._begin_probe()
         return self._choice
 
     def decide_next(self, levels: Mapping[Source, int], longest: int, nodes: int = MAX_NODES) -> Choice | None:
         """The choice for the rounds after the one in progress, whatever comes of that; `went_on` begins each.
 
-        It may stand for many, so none is made that the window of acceptance would not bear for long. None: it depends
-        on what comes of the round, which is a probe.
+        It may stand for many, so none is made that the window of acceptance would not bear for long. None: it depends.
         """
         if any(probes.under_way for probes in self._probes.values()):
             return None
         in_progress = self._levels, self._choice
         self._choose_for(levels, longest, 0, nodes, steady=True)
-        decided = self._choice
-        self._levels, self._choice = in_progress
+        decided, (self._levels, self._choice) = self._choice, in_progress
         return decided
 
     @property
@@ -218,7 +215,7 @@ class DraftControl:
         if result.verify_ms is not None:
             nodes = result.proposed + result.beside
             self._costs.observe_verify(nodes, result.verify_ms, result.rows, result.sessions)
-        if source is Source.MODEL and result.propose_ms is not None:
+        if result.propose_ms is not None and (source is Source.MODEL or (self._in_step and result.drafted)):
             self._costs.observe_draft(result.drafted or result.proposed, result.propose_ms, result.sessions)
         self._pools.consensus.saw(result)
         if result.foreseen is not None:
@@ -236,7 +233,7 @@ class DraftControl:
         return not self._policy.fixed_length and self._judge(source, result)
 
     def _choose_for(
-        self, levels: Mapping[Source, int], longest: int, at_hand: int, nodes: int, *, steady: bool = False
+        self, levels: Mapping[Source, int], longest: int, at_hand: int, nodes: int, *, steady: bool
     ) -> None:
         self._levels, self._probed = levels, None
         self._nodes, self._longest = nodes, longest
@@ -276,8 +273,9 @@ class DraftControl:
             costs = replace(costs, draft_ms=(0.0,) * len(costs.draft_ms))
         choice = PLAIN if self._fallen else self._choose(costs, chances, steady=steady)
         self._previous = choice.chain
-        accepted = self._expected(choice, chances[choice.source]) if choice != PLAIN else 0.0
-        if probe := self._probe(costs, longest, choice, rate(costs, choice, accepted)):
+        held = PLAIN if choice.vote == 0 else choice
+        accepted = self._expected(held, chances[held.source]) if held != PLAIN else 0.0
+        if probe := self._probe(costs, longest, held, rate(costs, held, accepted)):
             return probe
         if choice == PLAIN:
             return choice
@@ -289,12 +287,14 @@ class DraftControl:
 
     def _choose(self, costs: CostTable, chances: Mapping[Source, Sequence[float]], *, steady: bool = False) -> Choice:
         beside = {Source.MODEL: self._beside(self._nodes)} if self._policy.max_siblings else NOTHING_BESIDE
+        vote = None
         if self._shares_drafting and (own := chances.get(Source.MODEL)):
             estimate, together = self._estimates[Source.MODEL], self._budget.together
-            depth = self._pools.consensus.depth(costs, len(own), estimate, together, self._window)
-            costs, chances, steady = with_drafting(costs, depth), {**chances, Source.MODEL: own[:depth]}, False
+            costs, own, vote = self._pools.consensus.shared(costs, own, estimate, together, self._window)
+            chances, steady = {**chances, Source.MODEL: own}, False
             beside = beside if self._policy.always_siblings else NOTHING_BESIDE  # all of a step would wait for them
-        return choose(costs, chances, self._window, self._previous, beside, self._budget.price, steady=steady)
+        choice = choose(costs, chances, self._window, self._previous, beside, self._budget.price, steady=steady)
+        return replace(choice, vote=vote) if choice.source is Source.MODEL and not choice.siblings else choice
 
     @property
     def _shares_drafting(self) -> bool:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median
+from statistics import median_low
 
 from outrider.acceptance.curve import ENOUGH
 from outrider.acceptance.step_times import place_of, rows_at
 
 SAMPLES = 32
 """How many observations a cell is remembered by."""
-SPACING = 0.25
+SPACING = 0.9
 """Passes between two observations of one cell: all sessions of a pass see the same one."""
+FEWEST = 2
+"""Observations that a cell begins to count with: in a single pass anything may have happened beside."""
 REMEMBERED = 512.0
 """Passes after which an observation counts no more: what was seen then says nothing of how things are now."""
 LOADS_PER_DOUBLING = 2
@@ -40,10 +42,10 @@ def cell_of(sessions: float, size: float) -> Cell:
 class Factors:
     """time / expected time, by the sessions that share a pass and the size of what each has.
 
-    In a cell it is the median of what was observed there, the more of it the more there is, and else what was observed
-    near by, which is all there is where nothing was: so all times move together when the host, the network or the
-    contexts make everything slower than it was when the expectation was measured. Only, what the next size takes more
-    than expected is hoped to be no more milliseconds than at the size below it, so that it is tried.
+    In a cell it is the lower median of what was observed there, the more of it the more there is, and else what was
+    observed near by, which is all there is where nothing was: so all times move together when the host, the network or
+    the contexts make everything slower than it was when the expectation was measured. Only, what the next size takes
+    more than expected is hoped to be no more milliseconds than at the size below it, so that it is tried.
     """
 
     def __init__(self) -> None:
@@ -102,8 +104,8 @@ class Factors:
         for cell, samples in list(self._samples.items()):
             while samples and now - samples[0][0] > REMEMBERED:
                 samples.popleft()
-            if samples:
-                found.append((cell, float(len(samples)), median(factor for _, factor in samples)))
-            else:
+            if len(samples) >= FEWEST:
+                found.append((cell, float(len(samples)), median_low(factor for _, factor in samples)))
+            elif not samples:
                 del self._samples[cell]
         return found

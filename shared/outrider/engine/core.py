@@ -63,6 +63,8 @@ class ReplicaCore(ABC, Generic[Work]):
         self.max_proposal = max_proposal
         self.pass_rows = 0
         """Rows of the pass in progress, or of the last one: those of prompts too."""
+        self.prompt_rows = 0
+        """Those of prompts among them."""
         self.sessions: SessionTable[Work] = SessionTable(engine, lease_s=lease_s)
         self.laps = Laps()
         self._meanwhile: Callable[[], None] = nothing  # of the step in progress, until it is called
@@ -135,7 +137,9 @@ class ReplicaCore(ABC, Generic[Work]):
             feeds = [
                 self.last_feed(session) if completes else _part(session, grant) for session, grant, completes in granted
             ]
-            self.pass_rows = sum(map(len, feeds))
+            rows = list(map(len, feeds))
+            self.pass_rows = sum(rows)
+            self.prompt_rows = sum(each for each in rows if each > self.max_proposal + 1)
             if not self.engine.computes_apart:
                 self.overlap()
             logits = self.engine.forward(feeds, drawn)

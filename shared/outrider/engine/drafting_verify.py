@@ -9,6 +9,7 @@ import torch
 
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
 from outrider.acceptance.tree import TokenTree
+from outrider.acceptance.votes import agreed_depth
 from outrider.engine.batch import Feed
 from outrider.engine.core import Launched
 from outrider.engine.drawn import Drawn
@@ -43,8 +44,10 @@ class DraftingVerifyCore(VerifyCore):
         self._own = own
         self.own_draft = own.core
         self._drafted: dict[Session[VerifyRows], Proposal] = {}  # for the rounds in progress
+        self._voters: dict[Session[VerifyRows], tuple[DraftFirst, int]] = {}  # with their base length
         self._in_a_row = 0  # passes of the draft since the last one of the target
         self._drafting_s = 0.0  # what they took
+        self._prompt_rows = 0  # that they read
         self.sessions.on_remove = self._forget
         self._behind: Launched[VerifyRows] | None = None  # the pass that was launched behind the draft's
         self._awaited: dict[Session[VerifyRows], TokenTree] = {}  # what stands for guesses in it until they are known
@@ -58,24 +61,28 @@ class DraftingVerifyCore(VerifyCore):
     @property
     def busy(self) -> bool:
         """See `Core`."""
-        return self._own.busy or super().busy
+        return bool(self._voters) or self._own.busy or super().busy
 
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[ReplicaPeer, Reply]]:
         """A pass of the draft or one of the target."""
+        self._count_votes()
+        if not self.busy:
+            return []
         if not self._own.busy or (self._in_a_row >= MOST_IN_A_ROW and super().busy):
             replies = super().step(meanwhile)
-            self._in_a_row, self._drafting_s = 0, 0.0
+            self._end_drafting()
             return replies
         for guess in self._own.step(meanwhile):
             self._verify(guess)
         self._in_a_row += 1
         self._drafting_s += self.laps.lap()
+        self._prompt_rows += self._own.prompt_rows
         if self._behind is None:
             return []
         behind, self._behind = self._behind, None
         replies = self.complete(self._with_guesses(behind))
         self._awaited.clear()
-        self._in_a_row, self._drafting_s = 0, 0.0
+        self._end_drafting()
         return replies
 
     def last_feed(self, session: Session[VerifyRows]) -> Feed:
@@ -97,27 +104,50 @@ class DraftingVerifyCore(VerifyCore):
 
     def begin(self, session: Session[VerifyRows], proposal: Proposal) -> None:
         """See `VerifyCore`."""
-        self._own.cancel(session)
-        self._drafted.pop(session, None)
+        self._forget_guess(session)
         super().begin(session, proposal)
 
     def begin_drafting(self, session: Session[VerifyRows], wanted: DraftFirst) -> None:
         """See `VerifyCore`. Also raises ItemRefused."""
-        self._own.cancel(session)
-        self._drafted.pop(session, None)
+        self._forget_guess(session)
         if wanted.max_tokens > self.max_proposal:
             raise InvalidArgument("verify.draft_first.max_tokens", wanted.max_tokens, f"at most {self.max_proposal}")
-        if guess := self._own.ask(session, _fitting(wanted, session)):
-            self._verify(guess)
+        if wanted.vote is None:
+            self._draft(session, wanted)
+        elif wanted.siblings:
+            raise InvalidArgument("verify.draft_first.siblings", wanted.siblings, "empty where there is a vote")
+        else:
+            self._voters[session] = wanted, len(session.history)
 
     def step_of(self, sessions: Sequence[Session[VerifyRows]]) -> Step:
         """See `VerifyCore`; with how long they were drafted for, and how much."""
         depth = max((self._drafted[each].tree.depth for each in sessions if each in self._drafted), default=0)
-        return super().step_of(sessions)._replace(draft_microseconds=int(self._drafting_s * 1e6), draft_depth=depth)
+        step, microseconds = super().step_of(sessions), int(self._drafting_s * 1e6)
+        return step._replace(draft_microseconds=microseconds, draft_depth=depth, draft_prompt_rows=self._prompt_rows)
 
     def verified(self, session: Session[VerifyRows], verdict: Verdict, step: Step) -> Verified:
         """The verdict, and what was drafted for it here."""
         return Verified(session.key, verdict, self._drafted.pop(session, NO_PROPOSAL), step)
+
+    def _end_drafting(self) -> None:
+        """The pass of the target has ended: what comes is before the next one."""
+        self._in_a_row, self._drafting_s, self._prompt_rows = 0, 0.0, 0
+
+    def _count_votes(self) -> None:
+        """Begin the rounds of those that voted, all with guesses of the same length but for who can have no such."""
+        voters, self._voters = self._voters, {}
+        depth = agreed_depth([wanted.vote for wanted, _ in voters.values() if wanted.vote is not None])
+        for session, (wanted, base) in voters.items():
+            if base != len(session.history):
+                continue  # it has been moved meanwhile
+            if length := min(depth, wanted.max_tokens):
+                self._draft(session, DraftFirst(length))
+            else:
+                self._verify(OwnGuess(session, NO_PROPOSAL))
+
+    def _draft(self, session: Session[VerifyRows], wanted: DraftFirst) -> None:
+        if guess := self._own.ask(session, _fitting(wanted, session)):
+            self._verify(guess)
 
     def _verify(self, guess: OwnGuess) -> None:
         """The session's round goes on with what was drafted for it, or without."""
@@ -172,9 +202,16 @@ class DraftingVerifyCore(VerifyCore):
         feeds = [replace(feed, tree=work.proposal.tree) for feed, work in zip(behind.feeds, works, strict=True)]
         return behind._replace(feeds=feeds, logits=torch.cat(rows))
 
+    def _forget_guess(self, session: Session[VerifyRows]) -> None:
+        """Another round begins: what was wanted for the last one is not any more."""
+        self._own.cancel(session)
+        self._drafted.pop(session, None)
+        self._voters.pop(session, None)
+
     def _forget(self, session: Session[VerifyRows]) -> None:
         self._own.forget(session)
         self._drafted.pop(session, None)
+        self._voters.pop(session, None)
 
 
 def _fitting(wanted: DraftFirst, session: Session[VerifyRows]) -> DraftFirst:

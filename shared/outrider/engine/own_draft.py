@@ -68,6 +68,11 @@ class OwnDraft:
         """True while a pass is wanted."""
         return self.core.busy
 
+    @property
+    def prompt_rows(self) -> int:
+        """Rows of prompts in the last pass."""
+        return self.core.prompt_rows
+
     def expect(self, session: Target, opening: Open) -> None:
         """The verifier has opened a session; it is opened here when the first guess is asked for."""
         self._held[session] = _Held(self._worker, session, replace(opening, tokens=()))

@@ -57,10 +57,14 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class DraftFirst:
-    """What a verifier that has a draft of its own is to draft and then to verify; `siblings` as in `Propose`."""
+    """What a verifier that has a draft of its own is to draft and then to verify; `siblings` as in `Propose`.
+
+    `vote`: how deep the step should be drafted for; `max_tokens` is then the most, if others want more.
+    """
 
     max_tokens: int
     siblings: tuple[int, ...] = ()
+    vote: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,7 @@ class Step(NamedTuple):
     sessions: int = 0
     draft_microseconds: int = 0  # how long the replica drafted for them by itself beforehand
     draft_depth: int = 0  # most tokens, one after another, that it drafted for one of them
+    draft_prompt_rows: int = 0  # of the prompts that its draft read meanwhile
 
 
 NO_STEP = Step()

@@ -141,12 +141,14 @@ def verdict_from_proto(wire: verifier_pb2.Verdict) -> Verdict:
 
 def write_step(step: Step, wire: verifier_pb2.Verdict) -> None:
     """Fill in what is said of the pass."""
-    wire.step_rows, wire.step_sessions, wire.draft_microseconds, wire.draft_depth = step
+    wire.step_rows, wire.step_sessions, wire.draft_microseconds, wire.draft_depth = step[:4]
+    wire.draft_prompt_rows = step.draft_prompt_rows
 
 
 def step_from_proto(wire: verifier_pb2.Verdict) -> Step:
     """What is said of the pass."""
-    return Step(wire.step_rows, wire.step_sessions, wire.draft_microseconds, wire.draft_depth)
+    drafting = wire.draft_microseconds, wire.draft_depth, wire.draft_prompt_rows
+    return Step(wire.step_rows, wire.step_sessions, *drafting)
 
 
 def write_draft_first(first: DraftFirst | None, wire: verifier_pb2.Verify | verifier_pb2.FollowUp) -> None:
@@ -155,6 +157,8 @@ def write_draft_first(first: DraftFirst | None, wire: verifier_pb2.Verify | veri
         draft_first = wire.draft_first
         draft_first.max_tokens = first.max_tokens
         draft_first.siblings.extend(first.siblings)
+        if first.vote is not None:
+            draft_first.vote = first.vote
 
 
 def draft_first_from_proto(wire: verifier_pb2.Verify | verifier_pb2.FollowUp) -> DraftFirst | None:
@@ -162,9 +166,10 @@ def draft_first_from_proto(wire: verifier_pb2.Verify | verifier_pb2.FollowUp) ->
     if not wire.HasField("draft_first"):
         return None
     first = wire.draft_first
-    return _draft_first(first.max_tokens, tuple(first.siblings))
+    vote = first.vote if first.HasField("vote") else None
+    return _draft_first(first.max_tokens, tuple(first.siblings), vote)
 
 
 @lru_cache(COMMON_ORDERS)
-def _draft_first(max_tokens: int, siblings: tuple[int, ...]) -> DraftFirst:
-    return DraftFirst(max_tokens, siblings)
+def _draft_first(max_tokens: int, siblings: tuple[int, ...], vote: int | None) -> DraftFirst:
+    return DraftFirst(max_tokens, siblings, vote)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import replica_pb2 as outrider_dot_v1_dot_replica__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/verifier.proto\x12\x0boutrider.v1\x1a\x19outrider/v1/replica.proto\"i\n\rVerifyRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.HelloH\x00\x12+\n\x05items\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.VerifierItemsH\x00\x42\x06\n\x04\x62ody\"9\n\rVerifierItems\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.outrider.v1.VerifierItem\"\x90\x02\n\x0cVerifierItem\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12!\n\x04open\x18\x04 \x01(\x0b\x32\x11.outrider.v1.OpenH\x00\x12%\n\x06verify\x18\x05 \x01(\x0b\x32\x13.outrider.v1.VerifyH\x00\x12\'\n\x07\x61\x64vance\x18\x06 \x01(\x0b\x32\x14.outrider.v1.AdvanceH\x00\x12#\n\x05\x63lose\x18\x07 \x01(\x0b\x32\x12.outrider.v1.CloseH\x00\x12*\n\tfollow_up\x18\x08 \x01(\x0b\x32\x15.outrider.v1.FollowUpH\x00\x42\x07\n\x05\x65vent\"\x86\x01\n\x06Verify\x12%\n\x07\x61\x64vance\x18\x01 \x01(\x0b\x32\x14.outrider.v1.Advance\x12\'\n\x08proposal\x18\x02 \x01(\x0b\x32\x15.outrider.v1.Proposal\x12,\n\x0b\x64raft_first\x18\x03 \x01(\x0b\x32\x17.outrider.v1.DraftFirst\"2\n\nDraftFirst\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x10\n\x08siblings\x18\x02 \x03(\r\"\x93\x01\n\x08\x46ollowUp\x12\'\n\x08\x66oreseen\x18\x01 \x03(\x0b\x32\x15.outrider.v1.Foreseen\x12\x0f\n\x07plainly\x18\x02 \x01(\x08\x12,\n\x0b\x64raft_first\x18\x03 \x01(\x0b\x32\x17.outrider.v1.DraftFirst\x12\x0e\n\x06rounds\x18\x04 \x01(\r\x12\x0f\n\x07\x65xtends\x18\x05 \x01(\x08\"\x9d\x01\n\x0eVerifyResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.outrider.v1.WelcomeH\x00\x12/\n\x07replies\x18\x02 \x01(\x0b\x32\x1c.outrider.v1.VerifierRepliesH\x00\x12)\n\x08\x64raining\x18\x03 \x01(\x0b\x32\x15.outrider.v1.DrainingH\x00\x42\x06\n\x04\x62ody\">\n\x0fVerifierReplies\x12+\n\x07replies\x18\x01 \x03(\x0b\x32\x1a.outrider.v1.VerifierReply\"\xed\x01\n\rVerifierReply\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12%\n\x06opened\x18\x04 \x01(\x0b\x32\x13.outrider.v1.OpenedH\x00\x12\'\n\x07verdict\x18\x05 \x01(\x0b\x32\x14.outrider.v1.VerdictH\x00\x12%\n\x06\x63losed\x18\x06 \x01(\x0b\x32\x13.outrider.v1.ClosedH\x00\x12\'\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x16.outrider.v1.ItemErrorH\x00\x42\x07\n\x05\x65vent\"\xfc\x01\n\x07Verdict\x12\x13\n\x0bnext_tokens\x18\x01 \x03(\r\x12\x12\n\nthresholds\x18\x02 \x03(\x02\x12*\n\x08logprobs\x18\x03 \x03(\x0b\x32\x18.outrider.v1.RowLogprobs\x12\x19\n\x11step_microseconds\x18\x04 \x01(\r\x12&\n\x07\x64rafted\x18\x05 \x01(\x0b\x32\x15.outrider.v1.Proposal\x12\x1a\n\x12\x64raft_microseconds\x18\x06 \x01(\r\x12\x13\n\x0b\x64raft_depth\x18\x07 \x01(\r\x12\x11\n\tstep_rows\x18\x08 \x01(\r\x12\x15\n\rstep_sessions\x18\t \x01(\r\"2\n\x0bRowLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x32X\n\x0fVerifierService\x12\x45\n\x06Verify\x12\x1a.outrider.v1.VerifyRequest\x1a\x1b.outrider.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoutrider/v1/verifier.proto\x12\x0boutrider.v1\x1a\x19outrider/v1/replica.proto\"i\n\rVerifyRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.HelloH\x00\x12+\n\x05items\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.VerifierItemsH\x00\x42\x06\n\x04\x62ody\"9\n\rVerifierItems\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.outrider.v1.VerifierItem\"\x90\x02\n\x0cVerifierItem\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12!\n\x04open\x18\x04 \x01(\x0b\x32\x11.outrider.v1.OpenH\x00\x12%\n\x06verify\x18\x05 \x01(\x0b\x32\x13.outrider.v1.VerifyH\x00\x12\'\n\x07\x61\x64vance\x18\x06 \x01(\x0b\x32\x14.outrider.v1.AdvanceH\x00\x12#\n\x05\x63lose\x18\x07 \x01(\x0b\x32\x12.outrider.v1.CloseH\x00\x12*\n\tfollow_up\x18\x08 \x01(\x0b\x32\x15.outrider.v1.FollowUpH\x00\x42\x07\n\x05\x65vent\"\x86\x01\n\x06Verify\x12%\n\x07\x61\x64vance\x18\x01 \x01(\x0b\x32\x14.outrider.v1.Advance\x12\'\n\x08proposal\x18\x02 \x01(\x0b\x32\x15.outrider.v1.Proposal\x12,\n\x0b\x64raft_first\x18\x03 \x01(\x0b\x32\x17.outrider.v1.DraftFirst\"N\n\nDraftFirst\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x10\n\x08siblings\x18\x02 \x03(\r\x12\x11\n\x04vote\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_vote\"\x93\x01\n\x08\x46ollowUp\x12\'\n\x08\x66oreseen\x18\x01 \x03(\x0b\x32\x15.outrider.v1.Foreseen\x12\x0f\n\x07plainly\x18\x02 \x01(\x08\x12,\n\x0b\x64raft_first\x18\x03 \x01(\x0b\x32\x17.outrider.v1.DraftFirst\x12\x0e\n\x06rounds\x18\x04 \x01(\r\x12\x0f\n\x07\x65xtends\x18\x05 \x01(\x08\"\x9d\x01\n\x0eVerifyResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.outrider.v1.WelcomeH\x00\x12/\n\x07replies\x18\x02 \x01(\x0b\x32\x1c.outrider.v1.VerifierRepliesH\x00\x12)\n\x08\x64raining\x18\x03 \x01(\x0b\x32\x15.outrider.v1.DrainingH\x00\x42\x06\n\x04\x62ody\">\n\x0fVerifierReplies\x12+\n\x07replies\x18\x01 \x03(\x0b\x32\x1a.outrider.v1.VerifierReply\"\xed\x01\n\rVerifierReply\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12%\n\x06opened\x18\x04 \x01(\x0b\x32\x13.outrider.v1.OpenedH\x00\x12\'\n\x07verdict\x18\x05 \x01(\x0b\x32\x14.outrider.v1.VerdictH\x00\x12%\n\x06\x63losed\x18\x06 \x01(\x0b\x32\x13.outrider.v1.ClosedH\x00\x12\'\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x16.outrider.v1.ItemErrorH\x00\x42\x07\n\x05\x65vent\"\x97\x02\n\x07Verdict\x12\x13\n\x0bnext_tokens\x18\x01 \x03(\r\x12\x12\n\nthresholds\x18\x02 \x03(\x02\x12*\n\x08logprobs\x18\x03 \x03(\x0b\x32\x18.outrider.v1.RowLogprobs\x12\x19\n\x11step_microseconds\x18\x04 \x01(\r\x12&\n\x07\x64rafted\x18\x05 \x01(\x0b\x32\x15.outrider.v1.Proposal\x12\x1a\n\x12\x64raft_microseconds\x18\x06 \x01(\r\x12\x13\n\x0b\x64raft_depth\x18\x07 \x01(\r\x12\x11\n\tstep_rows\x18\x08 \x01(\r\x12\x15\n\rstep_sessions\x18\t \x01(\r\x12\x19\n\x11\x64raft_prompt_rows\x18\n \x01(\r\"2\n\x0bRowLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x32X\n\x0fVerifierService\x12\x45\n\x06Verify\x12\x1a.outrider.v1.VerifyRequest\x1a\x1b.outrider.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,19 +41,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFY']._serialized_start=512
   _globals['_VERIFY']._serialized_end=646
   _globals['_DRAFTFIRST']._serialized_start=648
-  _globals['_DRAFTFIRST']._serialized_end=698
-  _globals['_FOLLOWUP']._serialized_start=701
-  _globals['_FOLLOWUP']._serialized_end=848
-  _globals['_VERIFYRESPONSE']._serialized_start=851
-  _globals['_VERIFYRESPONSE']._serialized_end=1008
-  _globals['_VERIFIERREPLIES']._serialized_start=1010
-  _globals['_VERIFIERREPLIES']._serialized_end=1072
-  _globals['_VERIFIERREPLY']._serialized_start=1075
-  _globals['_VERIFIERREPLY']._serialized_end=1312
-  _globals['_VERDICT']._serialized_start=1315
-  _globals['_VERDICT']._serialized_end=1567
-  _globals['_ROWLOGPROBS']._serialized_start=1569
-  _globals['_ROWLOGPROBS']._serialized_end=1619
-  _globals['_VERIFIERSERVICE']._serialized_start=1621
-  _globals['_VERIFIERSERVICE']._serialized_end=1709
+  _globals['_DRAFTFIRST']._serialized_end=726
+  _globals['_FOLLOWUP']._serialized_start=729
+  _globals['_FOLLOWUP']._serialized_end=876
+  _globals['_VERIFYRESPONSE']._serialized_start=879
+  _globals['_VERIFYRESPONSE']._serialized_end=1036
+  _globals['_VERIFIERREPLIES']._serialized_start=1038
+  _globals['_VERIFIERREPLIES']._serialized_end=1100
+  _globals['_VERIFIERREPLY']._serialized_start=1103
+  _globals['_VERIFIERREPLY']._serialized_end=1340
+  _globals['_VERDICT']._serialized_start=1343
+  _globals['_VERDICT']._serialized_end=1622
+  _globals['_ROWLOGPROBS']._serialized_start=1624
+  _globals['_ROWLOGPROBS']._serialized_end=1674
+  _globals['_VERIFIERSERVICE']._serialized_start=1676
+  _globals['_VERIFIERSERVICE']._serialized_end=1764
 # @@protoc_insertion_point(module_scope)

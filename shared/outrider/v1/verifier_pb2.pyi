@@ -152,8 +152,14 @@ class DraftFirst(_message.Message):
 
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     SIBLINGS_FIELD_NUMBER: _builtins.int
+    VOTE_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """As in `Propose`."""
+    vote: _builtins.int
+    """How deep the sessions that vote and share a step should be drafted for; 0: they should decode plainly. Each of them
+    gets as many tokens as at least half of them want, but no more than its `max_tokens`. Unset: it gets those, whatever
+    others want. Without siblings.
+    """
     @_builtins.property
     def siblings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -161,12 +167,15 @@ class DraftFirst(_message.Message):
         *,
         max_tokens: _builtins.int = ...,
         siblings: _abc.Iterable[_builtins.int] | None = ...,
+        vote: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_vote", b"_vote", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "siblings", b"siblings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_vote", b"_vote", "max_tokens", b"max_tokens", "siblings", b"siblings", "vote", b"vote"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__vote: _TypeAlias = _typing.Literal["vote"]  # noqa: Y015
+    _WhichOneofArgType__vote: _TypeAlias = _typing.Literal["_vote", b"_vote"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__vote) -> _WhichOneofReturnType__vote | None: ...
 
 Global___DraftFirst: _TypeAlias = DraftFirst  # noqa: Y015
 
@@ -326,6 +335,7 @@ class Verdict(_message.Message):
     DRAFT_DEPTH_FIELD_NUMBER: _builtins.int
     STEP_ROWS_FIELD_NUMBER: _builtins.int
     STEP_SESSIONS_FIELD_NUMBER: _builtins.int
+    DRAFT_PROMPT_ROWS_FIELD_NUMBER: _builtins.int
     step_microseconds: _builtins.int
     """Time of the step that held this round, shared with the other sessions of the batch: from the end of the step before,
     or, after a pause, from the first item that ended it.
@@ -339,6 +349,8 @@ class Verdict(_message.Message):
     it verified.
     """
     step_sessions: _builtins.int
+    draft_prompt_rows: _builtins.int
+    """Rows of prompts that the draft read meanwhile: then the time says little of what drafting takes."""
     @_builtins.property
     def next_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """n + 1 tokens: what is emitted if the walk ends at that row."""
@@ -367,10 +379,11 @@ class Verdict(_message.Message):
         draft_depth: _builtins.int = ...,
         step_rows: _builtins.int = ...,
         step_sessions: _builtins.int = ...,
+        draft_prompt_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drafted", b"drafted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_depth", b"draft_depth", "draft_microseconds", b"draft_microseconds", "drafted", b"drafted", "logprobs", b"logprobs", "next_tokens", b"next_tokens", "step_microseconds", b"step_microseconds", "step_rows", b"step_rows", "step_sessions", b"step_sessions", "thresholds", b"thresholds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_depth", b"draft_depth", "draft_microseconds", b"draft_microseconds", "draft_prompt_rows", b"draft_prompt_rows", "drafted", b"drafted", "logprobs", b"logprobs", "next_tokens", b"next_tokens", "step_microseconds", b"step_microseconds", "step_rows", b"step_rows", "step_sessions", b"step_sessions", "thresholds", b"thresholds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

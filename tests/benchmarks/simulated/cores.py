@@ -13,6 +13,7 @@ from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
 from outrider.acceptance.step_times import StepTimes
 from outrider.acceptance.tree import ROOT, TokenTree
+from outrider.acceptance.votes import agreed_depth
 from outrider.engine.worker import Peer, nothing
 from outrider.protocol.items import (
     NO_STEP,
@@ -193,7 +194,7 @@ class SimulatedVerifier(SimulatedCore):
         drafting = [session for session in self.working.values() if session.work.draft_first is not None]  # type: ignore[union-attr]
         depth = 0
         if drafting and self.draft_time is not None:
-            depth = max(self._draft(session) for session in drafting)
+            depth = max(self.draft_for(drafting))
             for _ in range(depth):
                 self.draft_time.sleep(len(drafting), time.perf_counter())
         rows = sum(self.rows(session.work) for session in self.working.values())
@@ -201,11 +202,21 @@ class SimulatedVerifier(SimulatedCore):
         self._told = Step(rows, len(self.working), microseconds, depth)
         return super().step()
 
-    def _draft(self, session: Session) -> int:
-        """Put the guess in its place; its length."""
+    def draft_for(self, sessions: Sequence[Session]) -> list[int]:
+        """Put their guesses in place; the lengths of those."""
+        wanted = [session.work.draft_first for session in sessions if isinstance(session.work, Verify)]
+        depth = agreed_depth([each.vote for each in wanted if each is not None and each.vote is not None])
+        return [self._draft(session, depth) for session in sessions]
+
+    def _draft(self, session: Session, depth: int) -> int:
+        """Its length; `depth`: what was agreed on."""
         assert isinstance(session.work, Verify)
         assert session.work.draft_first is not None
-        length = session.work.draft_first.max_tokens
+        length, vote = session.work.draft_first.max_tokens, session.work.draft_first.vote
+        length = length if vote is None else min(length, depth)
+        if not length:
+            session.work = replace(session.work, draft_first=None)
+            return 0
         chain = TokenTree.chain(session.pages.first_choices(session.key.base_length, length))
         session.drafted = Proposal(chain, Source.MODEL)
         session.work = replace(session.work, proposal=session.drafted, draft_first=None)

@@ -15,6 +15,7 @@ from outrider.acceptance.policy import Policy
 from outrider.acceptance.pools import Pools
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.round import Round
+from outrider.acceptance.votes import agreed_depth
 from tests.benchmarks.simulated.card import Card
 
 STANDS = 4
@@ -111,7 +112,8 @@ class SharedVerifier:
 
     def _round(self, seats: list[Seat], longest: int, played: Played) -> None:
         choices = [seat.decide(longest) for seat in seats]
-        lengths = [choice.length for choice in choices]
+        depth = agreed_depth([choice.vote for choice in choices if choice.vote is not None])
+        lengths = [choice.length if choice.vote is None else min(choice.length, depth) for choice in choices]
         deepest, proposed, guessing = max(lengths), sum(lengths), sum(length > 0 for length in lengths)
         opened = sum(length > 0 and not seat.guessed for seat, length in zip(seats, lengths, strict=True))
         drafting = self._card.drafting_ms * (deepest > 0) + opened * self._card.opening_ms
@@ -129,7 +131,7 @@ class SharedVerifier:
                     length,
                     stood,
                     stood + 1,
-                    drafting if seat.guessed else None,  # the first has to catch up
+                    drafting if deepest and not opened else None,  # the first has to catch up
                     None if seat.first else observed,
                     rows=rows,
                     sessions=len(seats),

@@ -46,6 +46,15 @@ def test_odd_times_do_no_harm() -> None:
     assert factors.at(30, HERE, 10.0) == pytest.approx(1.2, abs=0.03)
 
 
+def test_a_single_pass_tells_nothing() -> None:
+    """A kernel may have been compiled in it; and of two the faster one counts."""
+    factors = seen(HERE, 80.0, 1)
+    assert factors.at(1, HERE, 10.0) == 1.0
+    factors.observe(1.5, HERE, 12.0, 10.0)  # a session of the same pass still
+    factors.observe(2.0, HERE, 12.0, 10.0)
+    assert factors.at(2, HERE, 10.0) == pytest.approx(1.2)
+
+
 def test_all_sessions_of_a_pass_see_the_same() -> None:
     """Many that share a pass must not make it count for the whole of what is remembered."""
     factors = seen(HERE, 1.0)

@@ -63,3 +63,18 @@ def test_after_a_verdict_that_came_late_the_step_is_what_is_left(time: Time) -> 
     assert round_of(clock, time, propose=0, verify=2, own=4.0, step=3000, began_by_itself=True) == (4, 3)
     assert round_of(clock, time, propose=0, verify=2, own=4.0, began_by_itself=True) == (4, SHORTEST_MS)
     assert round_of(clock, time, propose=0, verify=2, own=0.0, step=5000, began_by_itself=True) == (0, 5)
+
+
+def test_in_a_step_that_several_share_its_own_time_counts_alone(time: Time) -> None:
+    """However long the round waited for the step before."""
+    for began_by_itself in (False, True):
+        clock = RoundClock()
+        time.now += 0.020
+        step = Step(rows=5, sessions=2, draft_microseconds=4000)
+        clock.proposed()
+        time.now += 0.050
+        judged = Judged(NO_PROPOSAL, Verdict((1,), step_microseconds=9000), step)
+        clock.verified(judged, began_by_itself=began_by_itself, in_step=True)
+        assert (clock.propose_ms, clock.verify_ms) == (4.0, 9.0)
+        clock.verified(judged._replace(step=step._replace(sessions=1)), began_by_itself=True, in_step=True)
+        assert clock.verify_ms == 9.0  # no less than it says

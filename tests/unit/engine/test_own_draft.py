@@ -164,7 +164,7 @@ def test_what_is_drafted_is_what_a_draft_service_would_propose(
     assert isinstance(expected, Drafted)
     assert reply.drafted == expected.proposal
     assert reply.drafted.source is Source.MODEL
-    assert reply.step == Step(5, 1, reply.step.draft_microseconds, 4)
+    assert reply.step == Step(5, 1, reply.step.draft_microseconds, 4, size)
     assert reply.step.draft_microseconds > 0
 
 
@@ -286,3 +286,77 @@ def test_at_the_end_of_a_sessions_room_less_is_drafted(verifier: Verifier) -> No
     size = len(verifier.open(1, Rule.MATCH, length=3))
     (reply,) = verifier.run(verify(size, size, (), DraftFirst(6, (1,))))
     assert len(reply.drafted) == reply.drafted.tree.depth == 3
+
+
+def ask_all(verifier: Verifier, wishes: dict[int, DraftFirst], prompts: dict[int, tuple[int, ...]]) -> dict[int, int]:
+    """How long the sessions' guesses are if they all ask at once."""
+    items = [
+        Verify(Key(number, 1, len(prompts[number])), len(prompts[number]), (), NO_PROPOSAL, first)
+        for number, first in wishes.items()
+    ]
+    replies = verifier.run(*items)
+    assert all(isinstance(reply, Verified) for reply in replies), replies
+    return {reply.key.session: len(reply.drafted) for reply in replies}
+
+
+@pytest.mark.parametrize(
+    ("votes", "lengths"),
+    [
+        ((2, 2, 4), (2, 2, 2)),
+        ((1, 4, 4), (3, 4, 4)),  # the first can have no more than three
+        ((0, 0, 4), (0, 0, 0)),
+        ((0, 4, 4), (3, 4, 4)),
+    ],
+)
+def test_those_that_vote_are_drafted_for_as_deep_as_most_want(
+    verifier: Verifier, votes: tuple[int, ...], lengths: tuple[int, ...]
+) -> None:
+    prompts = {number: verifier.open(number, Rule.MATCH) for number in (1, 2, 3)}
+    wishes = {number: DraftFirst(3 if number == 1 else 6, vote=vote) for number, vote in enumerate(votes, start=1)}
+    assert ask_all(verifier, wishes, prompts) == dict(enumerate(lengths, start=1))
+
+
+def test_who_does_not_vote_gets_what_it_asks_for(verifier: Verifier) -> None:
+    prompts = {number: verifier.open(number, Rule.MATCH) for number in (1, 2, 3)}
+    wishes = {1: DraftFirst(5), 2: DraftFirst(6, vote=2), 3: DraftFirst(6, vote=0)}
+    assert ask_all(verifier, wishes, prompts) == {1: 5, 2: 2, 3: 2}
+    assert ask_all(verifier, {1: DraftFirst(5), 3: DraftFirst(6, vote=0)}, prompts) == {1: 5, 3: 0}
+
+
+def test_answers_of_those_that_vote_are_the_targets_own(engines: tuple[Engine, Engine], verifier: Verifier) -> None:
+    plain = Verifier(VerifyCore(engines[0], max_proposal=15, lease_s=60)).answers(Rule.MATCH, None, range(4))
+    assert verifier.answers(Rule.MATCH, DraftFirst(5, vote=3), range(4)) == plain
+    assert all({len(each) for each in drafted[:-3]} == {3} for drafted in verifier.drafted.values())
+
+
+def test_a_vote_ends_with_its_round(verifier: Verifier) -> None:
+    """Another item of the session, or its end, comes before it is counted."""
+    size = len(verifier.open(1, Rule.MATCH))
+    first = DraftFirst(4, vote=4)
+    for number, ends in enumerate((Advance(Key(1, 1, size + 1), size, (7,)), Close(Key(1, 1, size + 1)))):
+        assert verifier.core.handle(verifier.peer, verify(size + number, size + number, (), first)) is None
+        assert verifier.core.busy
+        assert not any(isinstance(reply, Verified) for reply in verifier.run(ends))
+        assert not verifier.core.busy
+
+
+def test_votes_with_siblings_are_refused(verifier: Verifier) -> None:
+    size = len(verifier.open(1, Rule.MATCH))
+    (reply,) = verifier.run(verify(size, size, (), DraftFirst(4, (1,), vote=2)))
+    assert reply.code is FailureCode.INVALID_ARGUMENT
+    assert "siblings is (1,), but must be empty where there is a vote" in reply.message
+
+
+def test_it_says_where_the_draft_read_prompts_meanwhile(verifier: Verifier) -> None:
+    """Also to those whose own the draft has read before."""
+    prompts = {number: verifier.open(number, Rule.MATCH) for number in (1, 2)}
+    items = [
+        Verify(Key(number, 1, len(prompts[number])), len(prompts[number]), (), NO_PROPOSAL, DraftFirst(2))
+        for number in (1, 2)
+    ]
+    (first,) = verifier.run(items[0])
+    assert first.step.draft_prompt_rows == len(prompts[1])
+    (again,) = verifier.run(items[0])
+    assert again.step.draft_prompt_rows == 0
+    together = verifier.run(*items)
+    assert [reply.step.draft_prompt_rows for reply in together] == [len(prompts[2])] * 2

@@ -60,7 +60,7 @@ openings = st.builds(
 )
 advances = st.builds(items.Advance, keys, st.integers(0, 99), token_lists)
 closings = st.builds(items.Close, keys, st.integers(0, 2**32 - 1).map(lambda milliseconds: milliseconds / 1000))
-draft_firsts = st.none() | st.builds(items.DraftFirst, st.integers(0, 99), token_lists)
+draft_firsts = st.none() | st.builds(items.DraftFirst, st.integers(0, 99), token_lists, st.none() | st.integers(0, 99))
 verifies = st.builds(
     items.Verify, keys, st.integers(0, 99), token_lists, st.just(NO_PROPOSAL) | proposals(), draft_firsts
 )
@@ -124,7 +124,7 @@ def test_draft_items_survive(item: items.DraftRequest) -> None:
         keys,
         verdicts,
         st.just(NO_PROPOSAL) | proposals(),
-        st.builds(items.Step, *[st.integers(0, 10**6)] * 4),
+        st.builds(items.Step, *[st.integers(0, 10**6)] * 5),
     )
 )
 def test_verifier_replies_survive(reply: items.VerifierReply) -> None:

@@ -155,6 +155,8 @@ class FusedRunner:
                 self._plans.fill_nothing(shape)
                 _, logits = self._graph(shape)
         _compile_draws(self._named(logits))
+        ids = torch.zeros(1, dtype=torch.int32, device=logits.device)
+        look_up(ids, Drawn(ids, 1), 1)  # compiles it, for the first pass that runs what it does not know yet
 
     def _launch(
         self, feeds: Sequence[Feed], ids: Tensor | None = None, drawn: Drawn | None = None
