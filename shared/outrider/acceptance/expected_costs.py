@@ -50,7 +50,7 @@ class ExpectedCosts:
     def observe_draft(self, drafted: int, sessions: int, milliseconds: float) -> None:
         """Guesses of so many tokens for so many sessions."""
         assert self._draft is not None
-        expected = drafted * self._draft.at(sessions)
+        expected = self._draft.drafting(drafted, sessions)
         self._drafting.observe(self._passes, cell_of(sessions, drafted), milliseconds, expected)
 
     @property
@@ -96,6 +96,6 @@ class ExpectedCosts:
             verify[0] *= 1.0 - HOPE
         draft: list[float] = []
         if self._draft is not None:
-            token = self._draft.at(sessions)
-            draft = [0.0, *(corrected(self._drafting, size, size * token) for size in range(1, longest + 1))]
+            expected = (self._draft.drafting(size, sessions) for size in range(1, longest + 1))
+            draft = [0.0, *(corrected(self._drafting, size, each) for size, each in enumerate(expected, start=1))]
         return tuple(accumulate(verify, max)), tuple(accumulate(draft, max))

@@ -31,6 +31,13 @@ class StepTimes:
     """Rows of a session in these passes, if there were so many."""
     apart: StepTimes | None = None
     """The same where every row is another session's, if that was measured too."""
+    further: StepTimes | None = None
+    """Of a draft: what every token of the guesses after the first takes, if that was measured too."""
+
+    def drafting(self, tokens: int, sessions: float) -> float:
+        """Milliseconds of a draft for guesses of so many tokens for so many sessions."""
+        first = self.at(sessions)
+        return first + (tokens - 1) * (first if self.further is None else self.further.at(sessions))
 
     def at(self, rows: float, sessions: float | None = None) -> float:
         """Milliseconds with so many rows of so many sessions; None: of as few as there were when it was measured.

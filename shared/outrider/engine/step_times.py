@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -28,6 +28,9 @@ VERIFIED_EACH = 8
 
 APART = (4, 16, 64, 256)
 """Numbers of rows that rounds of as many sessions are timed with too: plain decoding."""
+
+FURTHER = 4
+"""Tokens of the guesses that tell what those after the first take."""
 
 REPEATS = 3
 """Timed rounds for each; the median counts. One before them, with the prompt, is not timed."""
@@ -58,33 +61,45 @@ def time_verifying(core: ReplicaCore[Any]) -> StepTimes | None:
     def ask(key: Key, keep: int, append: tuple[int, ...], rows: int) -> Verify:
         return Verify(key, keep, append, Proposal(TokenTree.chain(_tokens(core, rows - 1)), Source.NGRAM))
 
-    return _Timing(core, ask, min(VERIFIED_EACH, core.max_proposal + 1)).run()
+    return _Timing(core, ask, min(VERIFIED_EACH, core.max_proposal + 1)).run(ROWS)
 
 
 def time_drafting(core: ReplicaCore[Any]) -> StepTimes | None:
-    """The same of a draft's guesses of one token, by the sessions that are drafted for."""
-    return _Timing(core, lambda key, keep, append, rows: Propose(key, keep, append, 1), 1).run()
+    """The same of a draft's guesses of one token, by the sessions that are drafted for; and of each token after it."""
+
+    def of(tokens: int) -> _Timing:
+        return _Timing(core, lambda key, keep, append, rows: Propose(key, keep, append, tokens), 1, tokens)
+
+    one = of(1).run(ROWS)
+    if one is None or core.max_proposal < FURTHER:
+        return one
+    several = of(FURTHER).run([rows for rows in APART if rows in one.rows])
+    if several is None:
+        return one
+    timed = zip(several.rows, several.milliseconds, strict=True)
+    return replace(one, further=_rising({rows: max(0.0, ms - one.at(rows)) / (FURTHER - 1) for rows, ms in timed}))
 
 
 class _Timing:
     """Rounds of sessions that are its own."""
 
-    def __init__(self, core: ReplicaCore[Any], ask: Ask, each: int) -> None:
-        """`each`: most rows of a session."""
+    def __init__(self, core: ReplicaCore[Any], ask: Ask, each: int, drafted: int = 1) -> None:
+        """`each`: most rows of a session. `drafted`: how many tokens a draft is asked for."""
         self._core = core
         self._ask = ask
         self._each = each
-        self._length = STEM + REPEATS + 1 + each
+        self._length = STEM + REPEATS + each + drafted
         worker: DeviceWorker[Any, Any] = DeviceWorker(core)  # makes the peer; it is never started
         size = core.engine.info.vocabulary_size
         self._peer: Any = worker.connect("step times", lambda replies: None, vocabulary_size=size)
 
-    def run(self) -> StepTimes | None:
+    def run(self, numbers: Sequence[int]) -> StepTimes | None:
+        """`numbers` of rows, as far as they fit and there is time."""
         self._core.claim_thread()
         began = time.perf_counter()
         found: dict[int, float] = {}
         apart: dict[int, float] = {}
-        for rows in ROWS:
+        for rows in numbers:
             left = (PATIENCE_S if rows <= FEW else TIME_BUDGET_S) - (time.perf_counter() - began)
             if not self._fits(rows, self._each) or left < 0:
                 break

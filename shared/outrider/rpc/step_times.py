@@ -19,13 +19,14 @@ def step_times_to_proto(times: StepTimes | None) -> list[replica_pb2.StepTime]:
     """The wire form of what passes take; None is empty."""
     if times is None:
         return []
-    apart = {} if times.apart is None else dict(zip(times.apart.rows, times.apart.milliseconds, strict=True))
+    apart, further = _by_rows(times.apart), _by_rows(times.further)
     return [
         replica_pb2.StepTime(
             rows=rows,
             microseconds=round(milliseconds * 1e3),
             sessions=-(-rows // times.each),
             apart_microseconds=round(apart.get(rows, 0.0) * 1e3),
+            further_microseconds=round(further.get(rows, 0.0) * 1e3),
         )
         for rows, milliseconds in zip(times.rows, times.milliseconds, strict=True)
     ]
@@ -43,10 +44,20 @@ def step_times_from_proto(name: str, wire: Sequence[replica_pb2.StepTime]) -> St
     if beyond := next((each for each in wire if each.sessions > each.rows), None):
         raise InvalidArgument(f"{name}.sessions", beyond.sessions, f"at most the rows, {beyond.rows}")
     each = -(-rows[-1] // (wire[-1].sessions or rows[-1]))
-    apart = [(each.rows, each.apart_microseconds) for each in wire if each.apart_microseconds]
     times = _rising(rows, [each.microseconds for each in wire])
-    others = _rising(tuple(rows for rows, _ in apart), [time for _, time in apart]) if apart else None
-    return replace(times, each=each, apart=others)
+    apart = _told([(each.rows, each.apart_microseconds) for each in wire])
+    further = _told([(each.rows, each.further_microseconds) for each in wire])
+    return replace(times, each=each, apart=apart, further=further)
+
+
+def _by_rows(times: StepTimes | None) -> dict[int, float]:
+    return {} if times is None else dict(zip(times.rows, times.milliseconds, strict=True))
+
+
+def _told(found: Sequence[tuple[int, int]]) -> StepTimes | None:
+    """Of rows and microseconds those that were measured."""
+    measured = [(rows, time) for rows, time in found if time]
+    return _rising(tuple(rows for rows, _ in measured), [time for _, time in measured]) if measured else None
 
 
 def _rising(rows: tuple[int, ...], microseconds: Sequence[int]) -> StepTimes:

@@ -174,12 +174,17 @@ class StepTime(_message.Message):
     MICROSECONDS_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     APART_MICROSECONDS_FIELD_NUMBER: _builtins.int
+    FURTHER_MICROSECONDS_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     microseconds: _builtins.int
     sessions: _builtins.int
     """Sessions that the rows belonged to; 0 says as many as rows."""
     apart_microseconds: _builtins.int
     """What as many rows take if each belongs to another session; 0: not measured."""
+    further_microseconds: _builtins.int
+    """Of a draft, whose rows are sessions with a guess of one token each: what every further token of the guesses takes,
+    which may be far less than the first; 0: not measured.
+    """
     def __init__(
         self,
         *,
@@ -187,10 +192,11 @@ class StepTime(_message.Message):
         microseconds: _builtins.int = ...,
         sessions: _builtins.int = ...,
         apart_microseconds: _builtins.int = ...,
+        further_microseconds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart_microseconds", b"apart_microseconds", "microseconds", b"microseconds", "rows", b"rows", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart_microseconds", b"apart_microseconds", "further_microseconds", b"further_microseconds", "microseconds", b"microseconds", "rows", b"rows", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -91,3 +91,17 @@ def test_times_never_fall_and_are_never_nothing(seen: list[tuple[int, int, float
     verify, draft = costs.times(8)
     assert all(0.0 < before <= after for before, after in pairwise(verify))
     assert all(before <= after for before, after in pairwise(draft))
+
+
+def test_longer_guesses_take_what_their_further_tokens_do() -> None:
+    times = StepTimes((1, 4), (1.0, 2.5))
+    assert [times.drafting(tokens, 4) for tokens in (1, 2, 4)] == [2.5, 5.0, 10.0]  # as much as the first
+    told = StepTimes((1, 4), (1.0, 2.5), further=StepTimes((4,), (0.5,)))
+    assert [told.drafting(tokens, 4) for tokens in (1, 2, 4)] == [2.5, 3.0, 4.0]
+    costs = ExpectedCosts(StepTimes((1,), (5.0,)), told)
+    costs.at_load(4, 4)
+    assert costs.times(3)[1] == pytest.approx((0.0, 2.5, 3.0, 3.5))
+    for _ in range(30):
+        costs.observe_verify(8, 4, 5.0)
+        costs.observe_draft(2, 4, 6.0)
+    assert costs.times(3)[1][3] == pytest.approx(6.5, abs=0.1)  # 3 ms more than expected, as with two

@@ -42,6 +42,9 @@ def test_rounds_of_rising_numbers_of_rows_are_timed_and_leave_nothing_behind(
         assert found.apart.rows == (4, 16)
     else:
         assert found.apart is None
+        assert found.further is not None
+        assert found.further.rows == (4, 16)
+        assert all(0 <= before <= after for before, after in pairwise(found.further.milliseconds))
     assert not len(replica.sessions)
     assert not replica.busy
     assert one.available_tokens == free

@@ -61,3 +61,8 @@ def test_what_cannot_be_is_refused(said: list[replica_pb2.StepTime], field: str)
 def test_a_time_that_falls_was_measured_badly() -> None:
     said = [replica_pb2.StepTime(rows=rows, microseconds=1000 * time) for rows, time in ((1, 4), (2, 2), (4, 9))]
     assert step_times_from_proto("step_times", said) == StepTimes((1, 2, 4), (3.0, 3.0, 9.0))
+
+
+def test_what_further_tokens_take_survives() -> None:
+    times = StepTimes((1, 4, 16), (1.0, 1.5, 2.0), further=StepTimes((4, 16), (0.5, 0.75)))
+    assert step_times_from_proto("step_times", step_times_to_proto(times)) == times
