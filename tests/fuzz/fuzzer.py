@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from outrider.engine.replica import Replica
+from outrider.protocol.items import PROTOCOL_VERSION
 from outrider.rpc.channel import open_channel
 from outrider.v1 import draft_pb2, generation_pb2, replica_pb2, verifier_pb2
 from tests.cluster import Cluster
@@ -264,7 +265,10 @@ class Fuzzer:
         kind: Any = draft_pb2.DraftRequest if draft else verifier_pb2.VerifyRequest
         hello = kind(
             hello=replica_pb2.Hello(
-                protocol_version=1, vocabulary_fingerprint=self._fingerprint, vocabulary_size=512, coordinator="fuzz"
+                protocol_version=PROTOCOL_VERSION,
+                vocabulary_fingerprint=self._fingerprint,
+                vocabulary_size=512,
+                coordinator="fuzz",
             )
         )
         frames: list[bytes] = []

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from outrider.errors import OutriderError
-from outrider.protocol.items import Close, Closed, Key
+from outrider.protocol.items import PROTOCOL_VERSION, Close, Closed, Key
 from outrider.rpc import codec
 from outrider.rpc.codec import Codec
 from outrider.rpc.replica_link import ReplicaLink
@@ -62,7 +62,11 @@ class Impostor:
     async def _serve(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await anext(requests)
         welcome = replica_pb2.Welcome(
-            protocol_version=1, incarnation="impostor", capacity_tokens=64, context_length=64, max_proposal=8
+            protocol_version=PROTOCOL_VERSION,
+            incarnation="impostor",
+            capacity_tokens=64,
+            context_length=64,
+            max_proposal=8,
         )
         await context.write(self.codec.welcome_frame(welcome).SerializeToString())
         async for request in requests:

@@ -201,6 +201,7 @@ def test_an_extension_of_another_order_is_refused(verifier: Verifier) -> None:
     more = FollowUp(key(0), (), plainly=True, extends=True)
     (failed,) = verifier.run(more)  # there was no order
     assert (failed.key, failed.code) == (key(0), FailureCode.BASE_LENGTH)
+    assert "there is no order to extend" in failed.message
     verifier.run(Verify(key(0), len(PROMPT), (), NO_PROPOSAL), FollowUp(key(0), (), plainly=True))
     failed, _ = verifier.run(Verify(key(1), len(PROMPT), (a,), NO_PROPOSAL), more)  # it ended with the item
     assert failed.code is FailureCode.BASE_LENGTH

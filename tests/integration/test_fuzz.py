@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import InvalidArgument, OutriderError
+from outrider.protocol.items import PROTOCOL_VERSION
 from outrider.rpc import codec, replica_server
 from outrider.rpc.channel import open_channel
 from outrider.v1 import draft_pb2, generation_pb2, model_pb2, replica_pb2, verifier_pb2, verifier_pb2_grpc
@@ -87,7 +88,7 @@ async def test_bytes_that_are_no_message_are_the_callers_fault(
 async def test_case_27_a_frame_that_is_no_message_does_not_end_the_stream(cluster: Cluster) -> None:
     model = cluster.coordinator.replicas.known_target.model
     hello = replica_pb2.Hello(
-        protocol_version=1, vocabulary_fingerprint=model.vocabulary_fingerprint, vocabulary_size=512
+        protocol_version=PROTOCOL_VERSION, vocabulary_fingerprint=model.vocabulary_fingerprint, vocabulary_size=512
     )
     item = verifier_pb2.VerifierItem(session=1, epoch=1, base_length=2)
     item.open.CopyFrom(replica_pb2.Open(tokens=[5, 6], prompt_length=2, max_length=16))
@@ -125,7 +126,7 @@ async def greeted(cluster: Cluster, channel: grpc.aio.Channel) -> Any:
     model = cluster.coordinator.replicas.known_target.model
     call = verifier_pb2_grpc.VerifierServiceStub(channel).Verify(timeout=20)
     hello = replica_pb2.Hello(
-        protocol_version=1, vocabulary_fingerprint=model.vocabulary_fingerprint, vocabulary_size=512
+        protocol_version=PROTOCOL_VERSION, vocabulary_fingerprint=model.vocabulary_fingerprint, vocabulary_size=512
     )
     await call.write(verifier_pb2.VerifyRequest(hello=hello))
     assert (await call.read()).HasField("welcome")

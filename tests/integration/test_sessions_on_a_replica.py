@@ -14,7 +14,19 @@ from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, SparseQ
 from outrider.acceptance.tree import TokenTree
 from outrider.engine.replica import Replica
-from outrider.protocol.items import Advance, Close, Drafted, FailureCode, Key, Open, Opened, Propose, Verified, Verify
+from outrider.protocol.items import (
+    PROTOCOL_VERSION,
+    Advance,
+    Close,
+    Drafted,
+    FailureCode,
+    Key,
+    Open,
+    Opened,
+    Propose,
+    Verified,
+    Verify,
+)
 from outrider.rpc import codec
 from outrider.rpc.channel import open_channel
 from outrider.rpc.exchange import ItemError
@@ -140,7 +152,7 @@ async def test_case_27_frames_without_sense_do_not_end_the_stream(verifier: tupl
         stream = verifier_pb2_grpc.VerifierServiceStub(channel).Verify()
         model = verifier[0]._streams._info.model
         hello = replica_pb2.Hello(
-            protocol_version=1, vocabulary_fingerprint=model.vocabulary_fingerprint, vocabulary_size=512
+            protocol_version=PROTOCOL_VERSION, vocabulary_fingerprint=model.vocabulary_fingerprint, vocabulary_size=512
         )
         await stream.write(verifier_pb2.VerifyRequest(hello=hello))
         assert (await stream.read()).HasField("welcome")
@@ -163,7 +175,11 @@ async def test_case_27_frames_without_sense_do_not_end_the_stream(verifier: tupl
 )
 async def test_a_wrong_hello_is_refused(verifier: tuple[Replica, str], hello: dict[str, Any], words: str) -> None:
     model = verifier[0]._streams._info.model
-    good = {"protocol_version": 1, "vocabulary_fingerprint": model.vocabulary_fingerprint, "vocabulary_size": 512}
+    good = {
+        "protocol_version": PROTOCOL_VERSION,
+        "vocabulary_fingerprint": model.vocabulary_fingerprint,
+        "vocabulary_size": 512,
+    }
     async with open_channel(verifier[1]) as channel:
         stream = verifier_pb2_grpc.VerifierServiceStub(channel).Verify()
         await stream.write(verifier_pb2.VerifyRequest(hello=replica_pb2.Hello(**(good | hello))))

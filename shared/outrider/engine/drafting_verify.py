@@ -41,6 +41,7 @@ class DraftingVerifyCore(VerifyCore):
     def __init__(self, engine: Engine, own: OwnDraft, *, max_proposal: int, lease_s: float) -> None:
         """See `ReplicaCore`."""
         super().__init__(engine, max_proposal=max_proposal, lease_s=lease_s)
+        assert own.core.max_proposal >= max_proposal, "what may be verified may be drafted"
         self._own = own
         self.own_draft = own.core
         self._drafted: dict[Session[VerifyRows], Proposal] = {}  # for the rounds in progress

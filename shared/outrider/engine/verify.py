@@ -96,9 +96,8 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         """See ReplicaCore. It may come while the round runs or after it has ended."""
         base = session.ordered_at if item.extends else len(session.history)
         if item.key.base_length != base:
-            raise ItemRefused(
-                FailureCode.BASE_LENGTH, f"the follow-up is of {item.key.base_length} tokens, not of {base}"
-            )
+            known = "there is no order to extend" if base is None else f"not of {base}"
+            raise ItemRefused(FailureCode.BASE_LENGTH, f"the follow-up is of {item.key.base_length} tokens, {known}")
         if item.rounds > (most := 1 if item.foreseen else MAX_ROUNDS):
             raise InvalidArgument("follow_up.rounds", item.rounds, f"at most {most}")
         if item.extends:

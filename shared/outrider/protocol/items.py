@@ -13,7 +13,7 @@ from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.proposal import NO_PROPOSAL, Outcome, Proposal, Verdict
 from outrider.acceptance.tree import ROOT, TokenTree
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 MAX_ROUNDS = 64
 """Most rounds that one follow-up is for."""

@@ -10,6 +10,7 @@ import pytest
 from outrider.acceptance.proposal import NO_PROPOSAL, Verdict
 from outrider.errors import DeadlineExceeded, InternalError, Unavailable
 from outrider.protocol.items import (
+    PROTOCOL_VERSION,
     Failed,
     FailureCode,
     Key,
@@ -132,7 +133,7 @@ async def test_frames_carry_their_items_in_order() -> None:
     frame = verifier_pb2.VerifyRequest.FromString(codec.VERIFIER.items_frame(wires).SerializeToString())
     assert frame.WhichOneof("body") == "items"
     assert [item.session for item in frame.items.items] == [0, 1, 2]
-    hello = codec.VERIFIER.hello_frame(replica_pb2.Hello(protocol_version=1))
+    hello = codec.VERIFIER.hello_frame(replica_pb2.Hello(protocol_version=PROTOCOL_VERSION))
     assert hello.WhichOneof("body") == "hello"
 
 
