@@ -42,7 +42,9 @@ class Ahead:
         self.late: list[Any] = []  # what was kept of a session that has been closed
         self.most_early = 0
         self.stays = stays
-        self._wanted = 0
+        self.holds = True  # False: verdicts wait for nothing any more
+        self.base = 0  # of the last round whose verdict had come, or was on its way, when the last order was given
+        self._wanted = 0  # rounds that follow it, by that order and what it extends
         self._following = link._following
         self._tell, self._take = link.tell, link._take
         monkeypatch.setattr(link, "tell", self._told)
@@ -51,8 +53,7 @@ class Ahead:
     @property
     def complete(self) -> bool:
         """Whether the verifier has run all that it was told of."""
-        ahead = sum(wire.base_length > self.orders[-1].key.base_length for wire in self.kept) if self.orders else 0
-        return 0 < self._wanted == ahead
+        return 0 < self._wanted == sum(wire.base_length > self.base for wire in self.kept)
 
     def release(self) -> None:
         """All verdicts that wait."""
@@ -65,13 +66,15 @@ class Ahead:
     def _told(self, item: Any) -> int:
         if isinstance(item, FollowUp) and item.rounds > 1:
             self.orders.append(item)
-            self._wanted = item.rounds
+            following = self._following[item.key.session, item.key.epoch]
+            self.base = max([following.first - 1, *following.early])
+            self._wanted = following.rounds - len(following.early)
         elif isinstance(item, Close):
             self.late, self.kept, self._wanted = self.kept, [], 0
         return int(self._tell(item))
 
     def _keep(self, wire: Any) -> None:
-        if not self._wanted or not wire.HasField("verdict"):
+        if not self.holds or not self._wanted or not wire.HasField("verdict"):
             self._take(wire)
             return
         self.kept.append(wire)
@@ -152,7 +155,7 @@ async def test_answers_may_end_while_the_verifier_is_ahead(
     for leave in (False, True):
         stream = await begin(request_id="r")
         await until(lambda: ahead.complete)
-        began, reached = (at - len(PROMPT) for at in (ahead.orders[-1].key.base_length, ahead.kept[-1].base_length))
+        began, reached = (at - len(PROMPT) for at in (ahead.base, ahead.kept[-1].base_length))
         if leave:
             await stream.__aexit__(None, None, None)
         else:
@@ -168,6 +171,7 @@ async def test_answers_may_end_while_the_verifier_is_ahead(
     assert stop_token not in whole.token_ids[: began + 5]
     stream = await begin(stop_token_ids=[stop_token])
     await until(lambda: any(stop_token in wire.verdict.next_tokens for wire in ahead.kept))
+    ahead.holds = False
     ahead.release()
     assert (await stream.read()).token_ids == whole.token_ids[: began + 6]
 
