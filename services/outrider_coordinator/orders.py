@@ -153,8 +153,10 @@ class Orders:
 
     def _latest(self) -> int:
         """How many tokens after the round in flight the last of those that follow it begins at most."""
-        parts = [Order(self._otherwise, self._rounds)] if self._otherwise is not None and self._rounds else []
-        if self._extension is not None:
-            parts.append(self._extension)
-        lengths = [self._depth + 1, *(each for then, rounds in parts for each in [deepest(then) + 1] * rounds)]
-        return sum(lengths[:-1]) if parts else 0
+        latest = last = self._depth + 1
+        parts = Order(self._otherwise, self._rounds), self._extension
+        for then, rounds in filter(None, parts):
+            if rounds:
+                last = 1 if then is None else deepest(then) + 1
+                latest += rounds * last
+        return latest - last

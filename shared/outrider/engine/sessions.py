@@ -160,6 +160,8 @@ class SessionTable(Generic[Work]):
     def go_on(self, session: Session[Work], tokens: Sequence[int], path: Sequence[int] | None = None) -> None:
         """What `advance` does with all that is committed and then `tokens`, which are known to be of the vocabulary.
 
+        But orders stand: the round that follows may be by one of them.
+
         `path`: the nodes in flight that stand for all of them but the last, where that is known too. Raise ItemRefused,
         ResourceExhausted.
         """

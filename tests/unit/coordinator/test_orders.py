@@ -180,6 +180,13 @@ def test_what_extends_an_order_ends_with_it(orders: Orders) -> None:
     assert not orders.given(BASE + 2)
 
 
+def test_rounds_that_follow_foreseen_outcomes_alone_are_expected(orders: Orders, link: Link) -> None:
+    orders.give(BASE, guess(10, 11).tree, (Foreseen(ROOT, 20, guess(7)),), otherwise=None)
+    assert link.expected == [key(BASE + length) for length in (1, 2, 3)]
+    orders.begin(BASE + 1)
+    assert link.expected == []
+
+
 def test_a_foreseen_order_is_not_extended(orders: Orders) -> None:
     orders.give(BASE, guess(10).tree, (Foreseen(ROOT, 20, guess(7)),), otherwise=NO_PROPOSAL)
     assert not orders.wants_more(BASE)
