@@ -154,8 +154,8 @@ class Orders:
     def _latest(self) -> int:
         """How many tokens after the round in flight the last of those that follow it begins at most."""
         latest = last = self._depth + 1
-        parts = Order(self._otherwise, self._rounds), self._extension
-        for then, rounds in filter(None, parts):
+        parts = (self._otherwise, self._rounds), self._extension or (None, 0)
+        for then, rounds in parts:
             if rounds:
                 last = 1 if then is None else deepest(then) + 1
                 latest += rounds * last
