@@ -14,7 +14,7 @@ from outrider.engine.batch import Feed
 from outrider.engine.blocks import BlockPool
 from outrider.engine.fused import attend as attention
 from outrider.engine.fused import borders, plan
-from outrider.engine.fused.attend import attend
+from outrider.engine.fused.attend import Arrangement, arranged, attend
 from outrider.engine.fused.merging import Workspace
 from outrider.engine.fused.plan import Plan, PlanBuffer, Shape
 from outrider.engine.kv import KvStore, LayerKv, LayerShape, SlotMoves
@@ -64,13 +64,10 @@ class Sessions:
         self.query = torch.randn(self.rows, HEADS, SIZE).to(DEVICE, DTYPE)
         self.workspace = Workspace(200, HEADS, SIZE, DEVICE)
 
-    def attended(self, *, by_last: bool, programs: int) -> torch.Tensor:
+    def attended(self, *, by_last: bool, lanes: int, stages: int = 2) -> torch.Tensor:
         """The result, from memory that held something else."""
         output = torch.full_like(self.query, float("nan"))
-        with (
-            patch.object(attention, "LAST_FROM", 1 if by_last else 1 << 30),
-            patch.object(attention, "PROGRAMS", programs),
-        ):
+        with patch.object(attention, "arranged", lambda *_: Arrangement(lanes, stages, by_last)):
             attend(self.query, self.kv, self.plan, self.workspace, SIZE**-0.5, output)
         return output
 
@@ -94,23 +91,32 @@ def test_bits_do_not_depend_on_who_merges() -> None:
     Whoever merges a row sets its counter back: the next pass, here the second of those merged by the last, finds zeros.
     """
     sessions = Sessions()
-    apart = sessions.attended(by_last=False, programs=1)
+    apart = sessions.attended(by_last=False, lanes=1)
     tolerance = 1e-5 if INTERPRETED else 2e-2
     torch.testing.assert_close(apart.double(), sessions.expected(), atol=tolerance, rtol=tolerance)
-    for lanes in (1, 3, 3):
-        assert torch.equal(sessions.attended(by_last=True, programs=lanes * sessions.plan.shape.tiles), apart)
+    for lanes, stages in ((1, 2), (1, 3), (3, 2), (3, 3)):
+        assert torch.equal(sessions.attended(by_last=True, lanes=lanes, stages=stages), apart)
         assert not sessions.workspace.arrived.any()
 
 
 def test_bits_do_not_depend_on_the_height_of_tiles() -> None:
     chains = [(61, TokenTree.chain((1, 2, 3, 4, 5))), (5, TokenTree.chain((1, 2, 3)))]
     found = []
-    for many in (1, 1 << 30):
+    for many, lanes in ((1, 3), (1, 1), (1 << 30, 3)):
         with patch.object(plan, "TALL_FROM", many):
             sessions = Sessions(chains)
         assert sessions.plan.shape.tall == (many == 1)
-        found.append(sessions.attended(by_last=True, programs=3 * sessions.plan.shape.tiles))
+        found.append(sessions.attended(by_last=True, lanes=lanes))
     if INTERPRETED:  # in which NumPy's sums depend on a tile's shape
-        torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+        for each in found[1:]:
+            torch.testing.assert_close(each, found[0], atol=1e-5, rtol=1e-5)
     else:
-        assert torch.equal(*found)
+        assert all(torch.equal(each, found[0]) for each in found[1:])
+
+
+def test_programs_fill_the_card_once_and_merge_what_they_have_to_themselves() -> None:
+    assert arranged(1, 8, 256) == Arrangement(lanes=16, stages=3, by_last=False)
+    assert arranged(64, 128, 256) == Arrangement(lanes=1, stages=3, by_last=True)
+    assert arranged(17, 136, 256) == Arrangement(lanes=1, stages=2, by_last=True), "two to a multiprocessor"
+    assert arranged(64, 60, 256) == Arrangement(lanes=2, stages=3, by_last=True)
+    assert arranged(1, 8, 512) == Arrangement(lanes=16, stages=2, by_last=False), "no room for two blocks of such keys"

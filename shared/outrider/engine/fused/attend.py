@@ -17,6 +17,7 @@ keys of siblings' slots, as zeros, between the others, and so group the sums by 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import triton
@@ -32,20 +33,21 @@ from outrider.engine.kv import LayerKv
 LOG2_E = 1.4426950408889634
 """Scores are kept to base 2, for which there is an instruction."""
 
-PROGRAMS = 264
-"""About so many programs a launch: two for each multiprocessor of an H100, which are there at the same time."""
+PROGRAMS = 132
+"""Programs of which each has a multiprocessor of an H100 to itself."""
 
 MOST_LANES = 16
 """Most programs that share the splits of a tile and a head."""
 
-STAGES = 2
-"""Blocks of keys that are on their way at a time, in a program: others run beside it."""
+ROOM = 256
+"""Bytes of a key up to which a program has room for two blocks of keys and values, one of which is on its way."""
 
 WARPS = 4
 """Of a program of the splits."""
 
 LAST_FROM = 33
-"""From so many rows a pass on, the program that comes last to a row merges its splits; else a second kernel does."""
+"""From so many rows a pass on, the program that comes last to a row merges its splits; else a second kernel does,
+unless each program has all splits of its rows."""
 
 TOGETHER = 8
 """Splits that are on their way at a time when they are merged."""
@@ -132,8 +134,8 @@ def _attend_splits(
     # One loop over the blocks of all the program's splits, so that keys are on their way across a split's border.
     start = _block_of(begin, short_splits, long_split // block) * block
     stop = tl.minimum(_block_of(end, short_splits, long_split // block) * block, furthest + 1)
-    # A program that has all splits of its rows can hold what they come to; in tall tiles there is no room for that.
-    hold: tl.constexpr = merge and height <= 16
+    # A program that has all splits of its rows can hold what they come to, unless its tile is too tall for that.
+    hold: tl.constexpr = merge and height <= 32
     spread = (begin > 0) | (stop <= furthest) | (not hold)
     all_most = tl.full((height,), float("-inf"), tl.float32)
     all_total = tl.zeros((height,), tl.float32)
@@ -151,14 +153,15 @@ def _attend_splits(
         fetch(values + early)
     wait(overlap)
     rows = tl.load(query + at, mask=valid[:, None] & inside[None, :], other=0.0)
+    slot = _slots_of(start + tl.arange(0, block), stop, table, path, tree_start, block_size)
     for block_start in range(start, stop, block):
         position = block_start + tl.arange(0, block)
         seen = position < stop
-        slot = _slots_of(position, stop, table, path, tree_start, block_size)
         source = (slot * kv_heads + kv_head)[:, None] * size + column[None, :]
         wanted = seen[:, None] & inside[None, :]
         key = tl.load(keys + source, mask=wanted, other=0.0)
         value = tl.load(values + source, mask=wanted, other=0.0)
+        slot = _slots_of(position + block, stop, table, path, tree_start, block_size)  # the next ones, in good time
         scores = tl.dot(rows, tl.trans(key), input_precision="ieee") * scale
         scores = tl.where(position[None, :] <= last[:, None], scores, float("-inf"))
         highest = tl.maximum(most, tl.max(scores, axis=1))
@@ -173,11 +176,13 @@ def _attend_splits(
         if block_start + block >= tl.minimum(following, stop):
             if hold:
                 all_most, all_total, all_result = fold(all_most, all_total, all_result, most, total, result)
-            written = valid & (split_start <= last) & spread
-            target = (entry + split) * heads + head
-            tl.store(peaks + target, most, mask=written)
-            tl.store(totals + target, total, mask=written)
-            tl.store(sums + target[:, None] * size + column[None, :], result, mask=written[:, None] & inside[None, :])
+            if spread:
+                written = valid & (split_start <= last)
+                target = (entry + split) * heads + head
+                tl.store(peaks + target, most, mask=written)
+                tl.store(totals + target, total, mask=written)
+                sum_at = sums + target[:, None] * size + column[None, :]
+                tl.store(sum_at, result, mask=written[:, None] & inside[None, :])
             split += 1
             most = tl.full((height,), float("-inf"), tl.float32)
             total = tl.zeros((height,), tl.float32)
@@ -202,6 +207,31 @@ def _attend_splits(
         tl.store(output + at, all_result.to(output.dtype.element_ty), mask=kept[:, None] & inside[None, :])
 
 
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Which programs compute what, and how. It decides nothing about a result."""
+
+    lanes: int
+    """Programs that share the splits of a tile and a head."""
+
+    stages: int
+    """Blocks of keys and values that are there or on their way at a time, and one."""
+
+    by_last: bool
+    """Whether the program that comes last to a row merges its splits."""
+
+
+def arranged(rows: int, pairs: int, key_bytes: int) -> Arrangement:
+    """For a pass of so many rows and as many `pairs` of a tile and a head, with keys of so many bytes.
+
+    Measured by tests/benchmarks/small_kernels.py and engine_step.py on an H200: programs that are alone on their
+    multiprocessor bring keys while they compute; where there are more programs, another one computes meanwhile.
+    """
+    lanes = max(1, min(PROGRAMS // pairs, MOST_LANES))
+    alone = lanes * pairs <= PROGRAMS and key_bytes <= ROOM
+    return Arrangement(lanes, 3 if alone else 2, rows >= LAST_FROM or lanes == 1)
+
+
 def attend(query: Tensor, kv: LayerKv, plan: Plan, workspace: Workspace, scaling: float, output: Tensor) -> None:
     """Attention of query [T, heads, size] over the cache as `plan` has it, to output [T, heads, size]."""
     heads, size = query.shape[1:]
@@ -216,16 +246,16 @@ def attend(query: Tensor, kv: LayerKv, plan: Plan, workspace: Workspace, scaling
     }
     memory = (plan.split_starts, workspace.sums, workspace.peaks, workspace.totals)
     height = tile_height(heads // kv_heads, tall=plan.shape.tall)
-    # Products in float32 leave a program no registers to merge in.
-    by_last = plan.shape.rows >= LAST_FROM and not (query.is_cuda and query.itemsize > 2)
     for part in plan.slices:
-        lanes = max(1, min(PROGRAMS // (part.tiles * kv_heads), MOST_LANES))
-        _attend_splits[(part.tiles, kv_heads, lanes)](
+        chosen = arranged(plan.shape.rows, part.tiles * kv_heads, common["padded_size"] * query.itemsize)
+        # Products in float32 leave a program no registers to merge in.
+        by_last = chosen.by_last and not (query.is_cuda and query.itemsize > 2)
+        _attend_splits[(part.tiles, kv_heads, chosen.lanes)](
             query, kv.keys, kv.values, plan.positions, plan.tree_starts, plan.paths, plan.row_tables, plan.tables,
             plan.tile_rows, plan.tile_counts, plan.tile_begins, plan.tile_ends, *memory, workspace.arrived,
             output, scaling * LOG2_E, part.first_tile, kv_heads=kv_heads, shared_by=heads // kv_heads, height=height,
             block_size=plan.block_size, path_length=DEEPEST, merge=by_last, together=TOGETHER, num_warps=WARPS,
-            num_stages=STAGES, **common,
+            num_stages=chosen.stages, **common,
         )  # fmt: skip
         if not by_last:
             merge_apart[(part.rows, heads)](
