@@ -30,11 +30,12 @@ def deepest(checked: Checked | TokenTree) -> int:
     return (checked.tree if isinstance(checked, Proposal) else checked).depth
 
 
-MARGIN = 2
+MARGIN = 3
 """With so many rounds of an order still to begin, it is time to say what follows them.
 
 What is said while the last of them runs comes too late wherever a coordinator takes longer for all its sessions'
-verdicts than the verifier for a pass; who has no order then misses that pass.
+verdicts than the verifier for a pass; who has no order then misses that pass. And a verifier may have begun a plain
+round before it tells of the last one.
 """
 
 

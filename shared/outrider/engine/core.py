@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -44,7 +44,10 @@ class Launched(NamedTuple, Generic[Work]):
     sessions: list[Session[Work]]
     finishing: list[Session[Work]]  # those whose rounds end with it
     feeds: list[Feed]  # their last ones, which have the rows of the logits
-    logits: torch.Tensor | Exception  # [rows, width], or what went wrong
+    works: list[Work]  # their rounds
+    rows: int  # of all sessions
+    prompt_rows: int  # of prompts among them
+    logits: torch.Tensor | Exception  # [rows of the feeds, width], or what went wrong
 
 
 class ReplicaCore(ABC, Generic[Work]):
@@ -62,7 +65,7 @@ class ReplicaCore(ABC, Generic[Work]):
         self.engine = engine
         self.max_proposal = max_proposal
         self.pass_rows = 0
-        """Rows of the pass in progress, or of the last one: those of prompts too."""
+        """Rows of the pass that is being finished, or was last: those of prompts too."""
         self.prompt_rows = 0
         """Those of prompts among them."""
         self.sessions: SessionTable[Work] = SessionTable(engine, lease_s=lease_s)
@@ -88,10 +91,13 @@ class ReplicaCore(ABC, Generic[Work]):
         """The feed that completes the session's logits."""
 
     @abstractmethod
-    def finish_step(self, sessions: Sequence[Session[Work]], logits: torch.Tensor) -> list[tuple[ReplicaPeer, Reply]]:
+    def finish_step(
+        self, sessions: Sequence[Session[Work]], works: Sequence[Work], logits: torch.Tensor
+    ) -> list[tuple[ReplicaPeer, Reply]]:
         """Use the logits [rows, width] of the sessions' last feeds; the replies of the rounds that are done.
 
-        Calls `overlap` before it waits for the device. Raises UnusableLogits before it changes anything.
+        `works`: the sessions' rounds when the pass began. Calls `overlap` before it waits for the device. Raises
+        UnusableLogits before it changes anything.
         """
 
     # The device thread's interface (`outrider.engine.worker.Core`)
@@ -121,9 +127,9 @@ class ReplicaCore(ABC, Generic[Work]):
         self._meanwhile = meanwhile
         return self.complete(self.launch())
 
-    def launch(self, drawn: Drawn | None = None) -> Launched[Work]:
-        """Begin a pass over the sessions that are ready. `drawn`: see `Engine.forward`."""
-        ready = list(self.sessions.waiting())
+    def launch(self, drawn: Drawn | None = None, without: Container[Session[Work]] = ()) -> Launched[Work]:
+        """Begin a pass over the sessions that are ready, `without` some. `drawn`: see `Engine.forward`."""
+        ready = [session for session in self.sessions.waiting() if session not in without]
         demands = [self.demand(session) for session in ready]
         grants = schedule(demands, budget=self.engine.options.max_batch_tokens, decode_limit=self.max_proposal + 1)
         granted = [
@@ -133,31 +139,34 @@ class ReplicaCore(ABC, Generic[Work]):
         ]
         sessions = [session for session, _, _ in granted]
         finishing = [session for session, _, completes in granted if completes]
+        works = [session.work for session in finishing if session.work is not None]
+        rows = prompt_rows = 0
         try:
             feeds = [
                 self.last_feed(session) if completes else _part(session, grant) for session, grant, completes in granted
             ]
-            rows = list(map(len, feeds))
-            self.pass_rows = sum(rows)
-            self.prompt_rows = sum(each for each in rows if each > self.max_proposal + 1)
+            sizes = list(map(len, feeds))
+            rows, prompt_rows = sum(sizes), sum(size for size in sizes if size > self.max_proposal + 1)
             if not self.engine.computes_apart:
                 self.overlap()
             logits = self.engine.forward(feeds, drawn)
         except Exception as error:
-            return Launched(sessions, [], [], error)
-        return Launched(sessions, finishing, [feed for feed in feeds if feed.want_logits], logits)
+            return Launched(sessions, [], [], [], rows, prompt_rows, error)
+        wanted = [feed for feed in feeds if feed.want_logits]
+        return Launched(sessions, finishing, wanted, works, rows, prompt_rows, logits)
 
     def complete(self, launched: Launched[Work]) -> list[tuple[ReplicaPeer, Reply]]:
         """Finish a pass; the replies of the rounds that are done. Raises where the device is lost: see `Engine`."""
+        self.pass_rows, self.prompt_rows = launched.rows, launched.prompt_rows
         try:
             if isinstance(launched.logits, Exception):
                 raise launched.logits
-            return self._finish(launched.finishing, launched.feeds, launched.logits)
+            return self._finish(launched.finishing, launched.works, launched.feeds, launched.logits)
         except Exception as error:
             log.exception("a step of %d sessions failed", len(launched.sessions))
             self.engine.check_device()
             self.laps.restart()
-            return [self.fail(session, error) for session in launched.sessions]
+            return [self.fail(session, error) for session in launched.sessions if session in self.sessions]
 
     def drop_peer(self, peer: ReplicaPeer) -> None:
         """Free the sessions of a stream that ended."""
@@ -186,9 +195,13 @@ class ReplicaCore(ABC, Generic[Work]):
         meanwhile()
 
     def _finish(
-        self, sessions: Sequence[Session[Work]], feeds: Sequence[Feed], logits: torch.Tensor
+        self,
+        sessions: Sequence[Session[Work]],
+        works: Sequence[Work],
+        feeds: Sequence[Feed],
+        logits: torch.Tensor,
     ) -> list[tuple[ReplicaPeer, Reply]]:
-        """Finish the sessions' rounds; logits that allow no token (NaN) fail their own session only.
+        """Finish the sessions' rounds, `works`; logits that allow no token (NaN) fail their own session only.
 
         `feeds`: the sessions' last ones, which have the rows of `logits`.
         """
@@ -197,15 +210,18 @@ class ReplicaCore(ABC, Generic[Work]):
             self.laps.lap()  # prompts' own
             return []
         try:
-            return self.finish_step(sessions, logits)
+            return self.finish_step(sessions, works, logits)
         except UnusableLogits as error:
             pieces = torch.split(logits, [feed.logit_rows for feed in feeds])
             good = [entry for entry in range(len(sessions)) if entry not in error.entries]
-            replies = [self.fail(sessions[entry], error) for entry in error.entries]
+            bad = [sessions[entry] for entry in error.entries]
+            replies = [self.fail(session, error) for session in bad if session in self.sessions]
             if good:
                 rows = torch.cat([pieces[entry] for entry in good])
                 left = [feeds[entry] for entry in good]
-                replies += self._finish([sessions[entry] for entry in good], left, rows)
+                replies += self._finish(
+                    [sessions[entry] for entry in good], [works[entry] for entry in good], left, rows
+                )
             return replies
 
     def _dispatch(self, peer: ReplicaPeer, item: Request) -> Reply | None:

@@ -70,12 +70,13 @@ class DraftCore(ReplicaCore[Drafting]):
         assert session.work is not None
         return session.work.feed(session)
 
-    def finish_step(self, sessions: Sequence[DraftSession], logits: torch.Tensor) -> list[tuple[ReplicaPeer, Reply]]:
+    def finish_step(
+        self, sessions: Sequence[DraftSession], works: Sequence[Drafting], logits: torch.Tensor
+    ) -> list[tuple[ReplicaPeer, Reply]]:
         """One more token for each guess and each branch, or many at once; reply for those that have enough."""
         if (chains := self._chains(sessions, logits)) is not None:
             return self._take_chains(sessions, chains)
         self.overlap()
-        works = [_work_of(session) for session in sessions]
         ranked = self._ranked(sessions, works, logits)
         left = [index not in ranked for index in range(len(sessions))]
         rows = [work.rows(session) for session, work in zip(sessions, works, strict=True)] if any(left) else []
@@ -216,11 +217,6 @@ class DraftCore(ReplicaCore[Drafting]):
             return DraftedAhead(item.key, ())
         session.work = Foresight(item, item.max_tokens, branches)
         return None
-
-
-def _work_of(session: DraftSession) -> Drafting:
-    assert session.work is not None
-    return session.work
 
 
 def _replies(session: DraftSession, work: Drafting) -> list[tuple[ReplicaPeer, Reply]]:

@@ -69,7 +69,7 @@ class DraftingVerifyCore(VerifyCore):
         self._count_votes()
         if not self.busy:
             return []
-        if not self._own.busy or (self._in_a_row >= MOST_IN_A_ROW and super().busy):
+        if self._next is not None or not self._own.busy or (self._in_a_row >= MOST_IN_A_ROW and super().busy):
             replies = super().step(meanwhile)
             self._end_drafting()
             return replies
@@ -119,6 +119,15 @@ class DraftingVerifyCore(VerifyCore):
             raise InvalidArgument("verify.draft_first.siblings", wanted.siblings, "empty where there is a vote")
         else:
             self._voters[session] = wanted, len(session.history)
+
+    def plainly_followed(self, sessions: Sequence[Session[VerifyRows]]) -> list[Session[VerifyRows]]:
+        """See `VerifyCore`. Those that would vote for nothing are among them; nobody while some are drafted for."""
+        if self._own.busy or self._voters:
+            return []
+        voters = [session for session in sessions if session.orders and session.orders[0].vote is not None]
+        if agreed_depth([vote for each in voters if (vote := each.orders[0].vote) is not None]):
+            voters = []
+        return super().plainly_followed(sessions) + voters
 
     def step_of(self, sessions: Sequence[Session[VerifyRows]]) -> Step:
         """See `VerifyCore`; with how long they were drafted for, and how much."""
@@ -186,19 +195,20 @@ class DraftingVerifyCore(VerifyCore):
         for session in self._awaited:
             if session not in self._drafted:
                 self._verify(OwnGuess(session, NO_PROPOSAL))
-        if isinstance(behind.logits, Exception):
+        logits = behind.logits
+        if isinstance(logits, Exception):
             return behind
+        behind = behind._replace(works=[session.work for session in behind.finishing if session.work is not None])
         shorter = False
         for session in behind.finishing:
             if awaited := self._awaited.get(session):
                 assert session.work is not None
                 session.sequence.tree = session.work.proposal.tree
                 shorter |= len(session.sequence.tree) < len(awaited)
-        return self._cut(behind, behind.logits) if shorter else behind
+        return self._cut(behind, logits) if shorter else behind
 
     def _cut(self, behind: Launched[VerifyRows], logits: torch.Tensor) -> Launched[VerifyRows]:
-        parts = torch.split(logits, [feed.logit_rows for feed in behind.feeds])
-        works = [session.work for session in behind.finishing if session.work is not None]
+        parts, works = torch.split(logits, [feed.logit_rows for feed in behind.feeds]), behind.works
         rows = [part[: len(work)] for part, work in zip(parts, works, strict=True)]
         feeds = [replace(feed, tree=work.proposal.tree) for feed, work in zip(behind.feeds, works, strict=True)]
         return behind._replace(feeds=feeds, logits=torch.cat(rows))

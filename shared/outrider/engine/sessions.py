@@ -94,6 +94,10 @@ class SessionTable(Generic[Work]):
     def __iter__(self) -> Iterator[Session[Work]]:
         return iter(self._sessions.values())
 
+    def __contains__(self, session: Session[Work]) -> bool:
+        """False once it has been freed."""
+        return self._sessions.get((session.peer, session.number)) is session
+
     def waiting(self) -> Iterator[Session[Work]]:
         """Those that want a forward pass. Without a round to finish, all but the last token is run ahead of it."""
         for session in self._sessions.values():

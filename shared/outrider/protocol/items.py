@@ -117,6 +117,16 @@ class FollowUp(NamedTuple):
                 return each.proposal
         return self.draft_first or (NO_PROPOSAL if self.plainly else None)
 
+    @property
+    def vote(self) -> int | None:
+        """For how deep a guess it votes, whatever the outcome; None: that depends on it, or there is no vote."""
+        return None if self.draft_first is None or self.foreseen else self.draft_first.vote
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a plain round follows whatever outcome."""
+        return self.plainly and self.draft_first is None and not self.foreseen
+
     def rest(self) -> tuple[FollowUp, ...]:
         """What is left of it once one more round has begun by it."""
         if self.rounds <= 1:

@@ -180,20 +180,30 @@ def plain_keys(states: Sequence[SamplingState]) -> np.ndarray:
     return np.array([state.key for state in states], np.uint32).T.copy().view(np.int32)
 
 
-def draw(
-    logits: Tensor, states: Sequence[SamplingState], positions: Sequence[Sequence[int]]
-) -> tuple[list[int], list[float]]:
-    """The tokens of rows of `logits` [R, W], and their scores; waits for the device once.
+class DeviceDrawing:
+    """See `outrider.sampling.plain.Drawing`: under way once it is made."""
 
-    `positions[i]` are those of the rows of `states[i]`.
-    """
-    host = torch.empty(KEY_WORDS + 1, len(logits), dtype=torch.int32, pin_memory=logits.is_cuda)
-    words = host.numpy()
-    words[:KEY_WORDS] = plain_keys(states).repeat([len(each) for each in positions], axis=1)
-    words[KEY_WORDS] = list(chain.from_iterable(positions))
-    device = host.to(logits.device, non_blocking=True)
-    output = torch.empty(2, len(logits), dtype=torch.int32, device=logits.device)
-    memory = DrawMemory(len(logits), logits.shape[1], logits.device)
-    draw_into(output, logits.contiguous(), device[:KEY_WORDS], device[KEY_WORDS], 0, memory)
-    tokens, scores = output.cpu().numpy()
-    return tokens.tolist(), scores.view(np.float32).tolist()
+    def __init__(self, logits: Tensor, states: Sequence[SamplingState], positions: Sequence[Sequence[int]]) -> None:
+        """Draw a token from each row of `logits` [R, W]; `positions[i]` are those of the rows of `states[i]`."""
+        given = torch.empty(KEY_WORDS + 1, len(logits), dtype=torch.int32, pin_memory=logits.is_cuda)
+        words = given.numpy()
+        words[:KEY_WORDS] = plain_keys(states).repeat([len(each) for each in positions], axis=1)
+        words[KEY_WORDS] = list(chain.from_iterable(positions))
+        device = given.to(logits.device, non_blocking=True)
+        output = torch.empty(2, len(logits), dtype=torch.int32, device=logits.device)
+        memory = DrawMemory(len(logits), logits.shape[1], logits.device)
+        draw_into(output, logits.contiguous(), device[:KEY_WORDS], device[KEY_WORDS], 0, memory)
+        self.tokens = output[0]
+        self._found = torch.empty(2, len(logits), dtype=torch.int32, pin_memory=logits.is_cuda)
+        self._found.copy_(output, non_blocking=True)
+        self._given = given  # until it has been copied
+        self._arrived = torch.cuda.Event() if logits.is_cuda else None  # else it is an interpreter that computes
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def collected(self) -> tuple[list[int], list[float]]:
+        """See `Drawing`."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        tokens, scores = self._found.numpy()
+        return tokens.tolist(), scores.view(np.float32).tolist()

@@ -54,7 +54,7 @@ def draft_rows(logits: Tensor, work: Sequence[DraftRow]) -> list[DraftedToken]:
     assert len(work) == len(logits), f"{len(work)} rows of work, but {len(logits)} of logits"
     rows = rows_of(work)
     if (drawn := draw_plain(logits, [row.state for row in rows], [(row.position,) for row in rows])) is not None:
-        return _usable(*drawn)
+        return _usable(*drawn.collected())
     groups: dict[Step, list[int]] = {}
     for index, row in enumerate(rows):
         groups.setdefault(_step_for(row.state), []).append(index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
+from typing import Protocol
 
 from torch import Tensor
 
@@ -14,19 +15,28 @@ MOST_BESIDE = 8
 """Most tokens that those kernels name beside a drawn one."""
 
 
-def draw_plain(
-    logits: Tensor, states: Sequence[SamplingState], positions: Sequence[Sequence[int]]
-) -> tuple[list[int], list[float]] | None:
-    """Tokens of `logits` [R, W], and their scores, not finite where nothing can be drawn.
+class Drawing(Protocol):
+    """Draws of R rows, which the device may still be computing."""
+
+    tokens: Tensor
+    """[R] int32, on the device: something, where nothing can be drawn."""
+
+    def collected(self) -> tuple[list[int], list[float]]:
+        """Wait for the tokens, and for their scores, which are not finite where nothing can be drawn."""
+        ...
+
+
+def draw_plain(logits: Tensor, states: Sequence[SamplingState], positions: Sequence[Sequence[int]]) -> Drawing | None:
+    """Begin to draw a token from each row of `logits` [R, W].
 
     `positions[i]` are those of the rows of `states[i]`, one after the other. None if some session's rows are not plain,
     or where there are no kernels for it.
     """
     if not (logits.is_cuda and _has_kernels() and all(map(is_plain, states))):
         return None
-    from outrider.sampling.device_draw import draw
+    from outrider.sampling.device_draw import DeviceDrawing
 
-    return draw(logits, states, positions)
+    return DeviceDrawing(logits, states, positions)
 
 
 def is_plain(state: SamplingState) -> bool:

@@ -60,21 +60,42 @@ class VerifyRows:
         return rows
 
 
+class Judging:
+    """Verdicts of some work, under way where the device needs no more for them."""
+
+    def __init__(self, logits: Tensor, work: Sequence[VerifyRows]) -> None:
+        """`work`, not empty: its rows follow each other in `logits` [R, W] of any floating type."""
+        positions = [entry.positions() for entry in work]
+        total = sum(map(len, positions))
+        assert total == len(logits), f"{total} rows of work, but {len(logits)} of logits"
+        self._logits, self._work, self._drawing = logits, work, None
+        if all(entry.state.logprobs is None for entry in work):
+            self._drawing = draw_plain(logits, [entry.state for entry in work], positions)
+
+    @property
+    def drawn(self) -> Tensor | None:
+        """[R] int32, on the device: the rows' next tokens, where they will be known there before they are here."""
+        return None if self._drawing is None else self._drawing.tokens
+
+    def verdicts(self) -> list[Verdict]:
+        """Wait for them. Raises UnusableLogits, naming the entries, if the model's output allows no token at a row."""
+        if self._drawing is None:
+            return _judged(self._logits, self._work)
+        tokens, scores = self._drawing.collected()
+        _check_usable(self._work, scores)
+        return _verdicts(self._work, tokens, [0.0] * len(tokens), {})
+
+
 def verify_rows(logits: Tensor, work: Sequence[VerifyRows]) -> list[Verdict]:
     """Verdicts of `work`, whose rows follow each other in `logits` [R, W] of any floating type.
 
     Raises UnusableLogits, naming the entries, if the model's output allows no token at some row.
     """
-    if not work:
-        return []
-    positions = [entry.positions() for entry in work]
-    total = sum(map(len, positions))
-    assert total == len(logits), f"{total} rows of work, but {len(logits)} of logits"
-    requests = list(_logprobs_requests(work)) if any(entry.state.logprobs is not None for entry in work) else []
-    if not requests and (drawn := draw_plain(logits, [entry.state for entry in work], positions)) is not None:
-        tokens, scores = drawn
-        _check_usable(work, scores)
-        return _verdicts(work, tokens, [0.0] * len(tokens), {})
+    return Judging(logits, work).verdicts() if work else []
+
+
+def _judged(logits: Tensor, work: Sequence[VerifyRows]) -> list[Verdict]:
+    requests = list(_logprobs_requests(work))
     rows = [row for entry in work for row in entry.rows()]
     decision = _decide(logits, rows, work)
     wanted = logprobs_of(logits, requests, decision.tokens) if requests else []

@@ -11,7 +11,6 @@ import torch
 
 from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.proposal import NO_PROPOSAL
-from outrider.engine import verify
 from outrider.engine.draft import DraftCore
 from outrider.engine.drafting_verify import DraftingVerifyCore
 from outrider.engine.engine import Engine
@@ -19,6 +18,7 @@ from outrider.engine.laps import Laps
 from outrider.engine.own_draft import OwnDraft
 from outrider.engine.worker import DeviceWorker
 from outrider.protocol.items import DraftFirst, FollowUp, Key, Open, Verified, Verify
+from outrider.sampling.verify import Judging
 from tests.conftest import TinyModel
 from tests.tiny_models import VOCABULARY_SIZE
 from tests.unit.engine.engines import make_engine, random_tokens
@@ -42,7 +42,8 @@ class Watched:
         self.peer: Any = worker.connect("test", lambda replies: None, vocabulary_size=VOCABULARY_SIZE)
         for engine, name in zip(self.engines, ("target", "draft"), strict=True):
             monkeypatch.setattr(engine, "forward", self._seen(name, engine.forward, FORWARD_S))
-        monkeypatch.setattr(verify, "verify_rows", self._seen("judge", verify.verify_rows, JUDGE_S))
+        judged = self._seen("judge", Judging.verdicts, JUDGE_S)
+        monkeypatch.setattr(Judging, "verdicts", judged)
 
     def _seen(self, name: str, call: Callable[..., Any], takes_s: float) -> Callable[..., Any]:
         def seen(*args: Any) -> Any:

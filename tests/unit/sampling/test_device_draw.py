@@ -9,7 +9,7 @@ import torch
 
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
 from outrider.acceptance.tree import TokenTree
-from outrider.sampling.device_draw import NOTHING, DrawMemory, draw, draw_into, plain_keys
+from outrider.sampling.device_draw import NOTHING, DeviceDrawing, DrawMemory, draw_into, plain_keys
 from outrider.sampling.distribution import Row
 from outrider.sampling.draft import DraftRow
 from outrider.sampling.ranking import rank_rows
@@ -51,7 +51,9 @@ def test_rows_of_sessions_are_drawn_at_their_own_positions() -> None:
     ]
     logits = torch.randn(sum(map(len, work)), WIDTH, generator=generator, device=DEVICE)
     expected = _decide_sampled(logits, [row for entry in work for row in entry.rows()], [])
-    tokens, scores = draw(logits, [entry.state for entry in work], [entry.positions() for entry in work])
+    tokens, scores = DeviceDrawing(
+        logits, [entry.state for entry in work], [entry.positions() for entry in work]
+    ).collected()
     assert tokens == expected.tokens.tolist()
     assert scores == expected.scores.tolist()
 

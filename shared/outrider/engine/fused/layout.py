@@ -93,7 +93,7 @@ class Layout(Rows):
         self._height = tile_height
         self.tables = array("i", (spare_block,))
         for feed in feeds:
-            if len(feed.tokens) == 1 and not feed.tree.tokens:
+            if len(feed) == 1 and not feed.grown:
                 self._add_single(feed)
             else:
                 self._add(feed)
@@ -123,7 +123,7 @@ class Layout(Rows):
         sequence, size = feed.sequence, self._block_size
         row, base = len(self.ids), len(sequence.cached)
         number, split = base // size, split_at(base)
-        self.ids.append(feed.tokens[0])
+        self.ids.append(feed.tokens[0] if feed.tokens else feed.tree.tokens[0])
         if feed.want_logits:
             self.logit_rows.append(row)
         self.row_tables.append(len(self.tables))
