@@ -10,12 +10,13 @@ from typing import Any
 
 from outrider.acceptance.curve import monotone
 from outrider.acceptance.params import Rule, SamplingParams
-from outrider.acceptance.proposal import Proposal, Source
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
 from outrider.acceptance.step_times import StepTimes
 from outrider.acceptance.tree import TokenTree
 from outrider.engine.core import ReplicaCore
+from outrider.engine.verify import VerifyCore
 from outrider.engine.worker import DeviceWorker
-from outrider.protocol.items import Key, Open, Opened, Propose, Verify
+from outrider.protocol.items import FollowUp, Key, Open, Opened, Propose, Verify
 from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -34,6 +35,9 @@ FURTHER = 4
 
 REPEATS = 3
 """Timed rounds for each; the median counts. One before them, with the prompt, is not timed."""
+
+IN_A_ROW = 8
+"""Plain rounds that follow each other by themselves, as they do in service, and are timed together."""
 
 ENOUGH_S = 0.2
 """After so long no number of rows has another round timed."""
@@ -88,7 +92,8 @@ class _Timing:
         self._core = core
         self._ask = ask
         self._each = each
-        self._length = STEM + REPEATS + each + drafted
+        self._length = STEM + max(REPEATS + each + drafted, IN_A_ROW + 2)
+        self._verifies = isinstance(core, VerifyCore)
         worker: DeviceWorker[Any, Any] = DeviceWorker(core)  # makes the peer; it is never started
         size = core.engine.info.vocabulary_size
         self._peer: Any = worker.connect("step times", lambda replies: None, vocabulary_size=size)
@@ -132,12 +137,29 @@ class _Timing:
             assert isinstance(opened, Opened)
         try:
             self._round(shares, STEM)
+            if self._verifies and rows == len(shares):
+                return self._plain_rounds(rows) * 1e3
             samples: list[float] = []
             while len(samples) < REPEATS and sum(samples) < ENOUGH_S:
                 samples.append(self._round(shares, STEM + 1 + len(samples)))
+            return median(samples) * 1e3
         finally:
             self._core.drop_peer(self._peer)
-        return median(samples) * 1e3
+            while self._core.busy:  # a pass may be under way
+                self._core.step()
+
+    def _plain_rounds(self, sessions: int) -> float:
+        """Seconds of one of several."""
+        keep, append = STEM, _tokens(self._core, STEM + 1)[STEM:]
+        started = time.perf_counter()
+        for number in range(1, sessions + 1):
+            key = Key(number, 1, STEM + 1)
+            self._core.handle(self._peer, Verify(key, keep, append, NO_PROPOSAL))
+            self._core.handle(self._peer, FollowUp(key, (), plainly=True, rounds=IN_A_ROW - 1))
+        rounds = 0
+        while self._core.busy and time.perf_counter() - started < ENOUGH_S:
+            rounds += len(self._core.step())
+        return (time.perf_counter() - started) * sessions / max(rounds, 1)
 
     def _round(self, shares: list[int], base: int) -> float:
         """Seconds."""
