@@ -101,10 +101,10 @@ class DraftControl:
     @property
     def settled(self) -> bool:
         """True if what was decided last may stand: neither a probe, nor beside one, nor there to learn something."""
-        if self._probed is not None or any(probes.under_way for probes in self._probes.values()):
-            return False
-        to_learn = self._shares_drafting and not self._pools.consensus.known and self._previous != PLAIN
-        return self._policy.fixed_length or (self._costs.settled and not to_learn)
+        probing = self._probed or any(probes.under_way for probes in self._probes.values())
+        if probing or self._policy.fixed_length or self._previous == PLAIN:
+            return not probing  # what plain rounds take is seen only where several follow each other
+        return self._costs.settled and (self._pools.consensus.known or not self._shares_drafting)
 
     def went_on(self, levels: Mapping[Source, int], choice: Choice) -> None:
         """The choice of this round had been made before: the verifier was told."""
@@ -211,7 +211,7 @@ class DraftControl:
         """Take in what came of the last choice. True if it made the request fall back to plain decoding."""
         self._begun = True
         source = self._choice.source if result.proposed else Source.NONE
-        self._budget.record(result.rows, result.sessions, result.verify_ms, result.propose_ms)
+        self._budget.record(self, result.rows, result.sessions, result.verify_ms, result.propose_ms)
         if result.verify_ms is not None:
             nodes = result.proposed + result.beside
             self._costs.observe_verify(nodes, result.verify_ms, result.rows, result.sessions)

@@ -104,14 +104,19 @@ class NodeBudget:
         self._price = 0.0
         self._times = RowTimes()
         self._sessions: dict[Session, None] = {}  # in the order in which they are asked
+        self._begun: set[Session] = set()  # those that have had a round
         self._in_step = 0.0  # sessions that share a pass, on average; 0: nobody has said so
         self._other_ms = 0.0
         self._rounds = 0
 
     @property
     def together(self) -> float:
-        """Sessions that share a pass, those of other coordinators too; all that take part, until rounds say more."""
-        return self._in_step or float(len(self._sessions))
+        """Sessions that share a pass, those of other coordinators too; all that take part, until rounds say more.
+
+        Who is still reading a prompt will share it soon: where many come at once, what pays for the first few of them
+        does not for all. Other coordinators are taken to be as far as this one.
+        """
+        return self._in_step * max(1.0, len(self._sessions) / max(len(self._begun), 1)) or float(len(self._sessions))
 
     @property
     def own(self) -> int:
@@ -133,14 +138,19 @@ class NodeBudget:
     def leave(self, session: Session) -> None:
         """No longer."""
         self._sessions.pop(session, None)
+        self._begun.discard(session)
 
-    def record(self, rows: int, sessions: int, verify_ms: float | None, other_ms: float | None) -> None:
-        """A round in a pass of so many rows and sessions, those of other coordinators too.
+    def record(
+        self, session: Session, rows: int, sessions: int, verify_ms: float | None, other_ms: float | None
+    ) -> None:
+        """A round of a session in a pass of so many rows and sessions, those of other coordinators too.
 
         Times are None where they say nothing of other rounds.
         """
+        if session in self._sessions:
+            self._begun.add(session)
         if sessions:
-            self._in_step += (sessions - self.together) / SHORT_MEMORY if self._in_step else sessions
+            self._in_step += (sessions - self._in_step) / SHORT_MEMORY if self._in_step else sessions
         if verify_ms is not None and rows:
             self._times.observe(rows, verify_ms)
         if other_ms is not None:

@@ -194,3 +194,22 @@ def test_times_are_medians_by_rows_and_go_on_along_the_last_line() -> None:
     assert points == [(4.0, 10.0), (8.0, 12.0), (16.0, 20.0)]
     assert [time_at(points, rows) for rows in (1, 4, 6, 8, 12, 16, 32)] == [10.0, 10.0, 11.0, 12.0, 16.0, 20.0, 36.0]
     assert time_at(points[:1], 99) == 10.0
+
+
+def test_who_reads_a_prompt_is_about_to_share_the_step() -> None:
+    budget, fleet = NodeBudget(), Fleet(gpu, 8)
+    for control in fleet.controls:
+        budget.join(control)
+    assert budget.together == 8, "nobody has said how many there are"
+    for _ in range(40):
+        budget.record(fleet.controls[0], 3, 3, None, None)
+    assert budget.together == 24, "one of eight is there, and in a pass of three"
+    for control in fleet.controls:
+        budget.record(control, 24, 24, None, None)
+    for _ in range(200):
+        budget.record(fleet.controls[0], 24, 24, None, None)
+    assert budget.together == pytest.approx(24)
+    budget.leave(fleet.controls[0])
+    assert budget.together == pytest.approx(24)
+    budget.record(fleet.controls[0], 24, 24, None, None)
+    assert budget.together == pytest.approx(24), "one that has left does not begin"
