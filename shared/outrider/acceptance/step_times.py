@@ -31,6 +31,9 @@ class StepTimes:
     """Rows of a session in these passes, if there were so many."""
     apart: StepTimes | None = None
     """The same where every row is another session's, if that was measured too."""
+    plain: StepTimes | None = None
+    """Of plain rounds of as many sessions as rows that follow each other by themselves, if that was measured too: the
+    next pass may begin before the host knows what the last one drew."""
     further: StepTimes | None = None
     """Of a draft: what every token of the guesses after the first takes, if that was measured too."""
 
@@ -46,6 +49,8 @@ class StepTimes:
         What sessions cost beside their rows is told by passes in which every row is another session's: it grows with
         their number, along a line from the passes with few.
         """
+        if self.plain is not None and sessions is not None and rows <= sessions:
+            return self.plain.at(rows)
         time = max(self.milliseconds[0], _on_line(self.rows, self.milliseconds, rows))
         fewest = max(1.0, rows / self.each)
         if self.apart is None or sessions is None or rows <= fewest:

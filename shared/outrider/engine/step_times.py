@@ -93,7 +93,6 @@ class _Timing:
         self._ask = ask
         self._each = each
         self._length = STEM + max(REPEATS + each + drafted, IN_A_ROW + 2)
-        self._verifies = isinstance(core, VerifyCore)
         worker: DeviceWorker[Any, Any] = DeviceWorker(core)  # makes the peer; it is never started
         size = core.engine.info.vocabulary_size
         self._peer: Any = worker.connect("step times", lambda replies: None, vocabulary_size=size)
@@ -114,7 +113,12 @@ class _Timing:
         if not found:
             return None
         log.info("rounds take %s; of as many sessions as rows %s", _said(found), _said(apart) or "no other times")
-        return replace(_rising(found), each=self._each, apart=_rising(apart) if apart else None)
+        times = replace(_rising(found), each=self._each, apart=_rising(apart) if apart else None)
+        if not isinstance(self._core, VerifyCore):
+            return times
+        plain = {rows: self._time(rows, 1, in_a_row=True) for rows in (1, *apart) if self._fits(rows, 1)}
+        log.info("plain rounds that follow each other take %s", _said(plain) or "unknown times")
+        return replace(times, plain=_rising(plain) if plain else None)
 
     def _fits(self, rows: int, each: int) -> bool:
         engine, sessions = self._core.engine, -(-rows // each)
@@ -125,8 +129,8 @@ class _Timing:
             and self._length <= engine.info.context_length
         )
 
-    def _time(self, rows: int, each: int) -> float:
-        """Milliseconds; `each`: most rows of a session."""
+    def _time(self, rows: int, each: int, *, in_a_row: bool = False) -> float:
+        """Milliseconds of a round; `each`: most rows of a session. `in_a_row`: of plain ones, one behind the other."""
         shares = [min(each, rows - start) for start in range(0, rows, each)]
         stem = _tokens(self._core, STEM)
         for number in range(len(shares)):
@@ -137,7 +141,7 @@ class _Timing:
             assert isinstance(opened, Opened)
         try:
             self._round(shares, STEM)
-            if self._verifies and rows == len(shares):
+            if in_a_row:
                 return self._plain_rounds(rows) * 1e3
             samples: list[float] = []
             while len(samples) < REPEATS and sum(samples) < ENOUGH_S:

@@ -19,13 +19,14 @@ def step_times_to_proto(times: StepTimes | None) -> list[replica_pb2.StepTime]:
     """The wire form of what passes take; None is empty."""
     if times is None:
         return []
-    apart, further = _by_rows(times.apart), _by_rows(times.further)
+    apart, plain, further = map(_by_rows, (times.apart, times.plain, times.further))
     return [
         replica_pb2.StepTime(
             rows=rows,
             microseconds=round(milliseconds * 1e3),
             sessions=-(-rows // times.each),
             apart_microseconds=round(apart.get(rows, 0.0) * 1e3),
+            plain_microseconds=round(plain.get(rows, 0.0) * 1e3),
             further_microseconds=round(further.get(rows, 0.0) * 1e3),
         )
         for rows, milliseconds in zip(times.rows, times.milliseconds, strict=True)
@@ -46,8 +47,9 @@ def step_times_from_proto(name: str, wire: Sequence[replica_pb2.StepTime]) -> St
     each = -(-rows[-1] // (wire[-1].sessions or rows[-1]))
     times = _rising(rows, [each.microseconds for each in wire])
     apart = _told([(each.rows, each.apart_microseconds) for each in wire])
+    plain = _told([(each.rows, each.plain_microseconds) for each in wire])
     further = _told([(each.rows, each.further_microseconds) for each in wire])
-    return replace(times, each=each, apart=apart, further=further)
+    return replace(times, each=each, apart=apart, plain=plain, further=further)
 
 
 def _by_rows(times: StepTimes | None) -> dict[int, float]:

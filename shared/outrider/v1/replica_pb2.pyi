@@ -175,6 +175,7 @@ class StepTime(_message.Message):
     SESSIONS_FIELD_NUMBER: _builtins.int
     APART_MICROSECONDS_FIELD_NUMBER: _builtins.int
     FURTHER_MICROSECONDS_FIELD_NUMBER: _builtins.int
+    PLAIN_MICROSECONDS_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     microseconds: _builtins.int
     sessions: _builtins.int
@@ -185,6 +186,8 @@ class StepTime(_message.Message):
     """Of a draft, whose rows are sessions with a guess of one token each: what every further token of the guesses takes,
     which may be far less than the first; 0: not measured.
     """
+    plain_microseconds: _builtins.int
+    """What plain rounds of as many sessions as rows take that follow each other by themselves; 0: not measured."""
     def __init__(
         self,
         *,
@@ -193,10 +196,11 @@ class StepTime(_message.Message):
         sessions: _builtins.int = ...,
         apart_microseconds: _builtins.int = ...,
         further_microseconds: _builtins.int = ...,
+        plain_microseconds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart_microseconds", b"apart_microseconds", "further_microseconds", b"further_microseconds", "microseconds", b"microseconds", "rows", b"rows", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart_microseconds", b"apart_microseconds", "further_microseconds", b"further_microseconds", "microseconds", b"microseconds", "plain_microseconds", b"plain_microseconds", "rows", b"rows", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -25,6 +26,9 @@ def test_between_numbers_of_rows_times_lie_on_lines() -> None:
     times = StepTimes((1, 4, 8), (5.0, 8.0, 10.0))
     assert [times.at(rows) for rows in (0.5, 1, 2.5, 4, 6, 8, 16)] == [5.0, 5.0, 6.5, 8.0, 9.0, 10.0, 14.0]
     assert StepTimes((4,), (3.0,)).at(99) == 3.0
+    told = replace(times, plain=StepTimes((1, 8), (4.0, 7.5)))
+    assert [told.at(rows, rows) for rows in (1, 8)] == [4.0, 7.5], "plain rounds, one behind the other"
+    assert [told.at(rows, 1) for rows in (4, 8)] == [8.0, 10.0], "guesses"
 
 
 def test_between_few_and_many_sessions_times_lie_on_lines_too() -> None:

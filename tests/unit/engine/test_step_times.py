@@ -40,8 +40,11 @@ def test_rounds_of_rising_numbers_of_rows_are_timed_and_leave_nothing_behind(
         assert found.each == 8
         assert found.apart is not None
         assert found.apart.rows == (4, 16)
+        assert found.plain is not None
+        assert found.plain.rows == (1, 4, 16)
+        assert all(0 < before <= after for before, after in pairwise(found.plain.milliseconds))
     else:
-        assert found.apart is None
+        assert found.apart is found.plain is None
         assert found.further is not None
         assert found.further.rows == (4, 16)
         assert all(0 <= before <= after for before, after in pairwise(found.further.milliseconds))

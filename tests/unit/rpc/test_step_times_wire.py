@@ -63,6 +63,11 @@ def test_a_time_that_falls_was_measured_badly() -> None:
     assert step_times_from_proto("step_times", said) == StepTimes((1, 2, 4), (3.0, 3.0, 9.0))
 
 
+def test_what_plain_rounds_in_a_row_take_survives() -> None:
+    times = StepTimes((1, 4, 16), (1.0, 1.5, 2.0), plain=StepTimes((1, 16), (0.8, 1.75)))
+    assert step_times_from_proto("step_times", step_times_to_proto(times)) == times
+
+
 def test_what_further_tokens_take_survives() -> None:
     times = StepTimes((1, 4, 16), (1.0, 1.5, 2.0), further=StepTimes((4, 16), (0.5, 0.75)))
     assert step_times_from_proto("step_times", step_times_to_proto(times)) == times
