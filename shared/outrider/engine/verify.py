@@ -65,9 +65,11 @@ class VerifyCore(ReplicaCore[VerifyRows]):
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[ReplicaPeer, Reply]]:
         """See `ReplicaCore`; the pass may have been launched before."""
         self._meanwhile = meanwhile
-        self._going.clear()
         launched, self._next = self._next or self.launch(), None
-        return self.complete(launched)
+        try:
+            return self.complete(launched)
+        finally:
+            self._going.clear()
 
     def start_round(self, session: Session[VerifyRows], item: Verify | Propose | DraftAhead) -> Reply | None:
         """Check the proposal; the verdict comes from a later step."""
@@ -146,22 +148,28 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         if self._next is not None or not self.engine.takes_drawn:
             return
         there: dict[Session[VerifyRows], int] = {}  # with their first rows
-        plain: list[Session[VerifyRows]] = []
+        plain: dict[Session[VerifyRows], VerifyRows] = {}
         row = 0
         for session, work in zip(sessions, works, strict=True):
             if self._stands(session, work):
                 there[session] = row
                 if len(work) == 1 and len(session.history) < session.sequence.max_length:
-                    plain.append(session)
+                    plain[session] = work
             row += len(work)
-        going = self.plainly_followed(plain)
+        going = self.plainly_followed(list(plain))
         if len(going) < max(1, ENOUGH * len(there)):
             return
         where = Drawn(drawn, len(drawn))
         for session in going:
             session.work = VerifyRows(session.sampling, len(session.history) + 1, NO_PROPOSAL)
             self._going[session] = Going(session.work, where.reference(0, there.pop(session)))
-        self._next = self.launch(where, without=there)
+        launched = self.launch(where, without=there)
+        if isinstance(launched.logits, Exception):  # as if nothing had been begun: it is tried again, and told of, then
+            for session in going:
+                session.work = plain[session]
+            self._going.clear()
+        else:
+            self._next = launched
 
     def step_of(self, sessions: Sequence[Session[VerifyRows]]) -> Step:
         """What the rounds of these sessions shared a pass with: each other, and others' prompts."""

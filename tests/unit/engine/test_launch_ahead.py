@@ -263,6 +263,34 @@ def test_what_cannot_be_drawn_from_fails_its_own_session(tiny_model: TinyModel) 
     assert verifier.answer(1) == expected[1][: len(verifier.answer(1))]
 
 
+def test_a_pass_that_cannot_begin_ahead_is_begun_afterwards(tiny_model: TinyModel) -> None:
+    """And nothing is taken to be in the cache that is not."""
+    directory = tiny_model("llama")
+    expected = answers(directory, range(3))
+    verifier = make_verifier(directory)
+    for number in range(3):
+        verifier.open(number)
+        verifier.order(verifier.begin(number), LENGTH - 1)
+    run, refused = verifier.runner.run, 0
+
+    def refuse(feeds: Any) -> Tensor:
+        nonlocal refused
+        if verifier.core._going and refused < 10:
+            refused += 1
+            raise torch.OutOfMemoryError("there is no room")
+        return run(feeds)
+
+    verifier.runner.run = refuse  # type: ignore[assignment]
+    verifier.step()
+    assert refused == 1
+    assert verifier.core._next is None
+    for session in verifier.core.sessions:
+        assert session.sequence.cached == session.history[:-1]
+    verifier.run()
+    assert refused == 10
+    assert {number: verifier.answer(number) for number in range(3)} == expected
+
+
 def test_rounds_with_guesses_are_not_left_behind(tiny_model: TinyModel) -> None:
     """Where too many could not come along, the next pass waits for all."""
     verifier = make_verifier(tiny_model("llama"))
