@@ -96,7 +96,7 @@ def test_none_is_recorded_while_sessions_look_ahead(tiny_model: TinyModel, monke
 
     def run(self: FusedRunner, plan: Plan) -> Tensor:
         shapes.add(plan.shape)
-        return torch.zeros(plan.shape.logit_rows, VOCABULARY_SIZE)
+        return torch.zeros(plan.shape.logit_rows, VOCABULARY_SIZE, device=plan.ids.device)
 
     shapes: set[Shape] = set()
     recorder = Recorder()

@@ -16,8 +16,13 @@ from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.philox import Domain
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
 from outrider.acceptance.tree import TokenTree
+from outrider.engine.batch import Feed
 from outrider.engine.draft import DraftCore
 from outrider.engine.drafting_verify import DraftingVerifyCore
+from outrider.engine.drawn import Drawn
+from outrider.engine.engine import Engine
+from outrider.engine.model import load_model
+from outrider.engine.options import EngineOptions, ModelOptions
 from outrider.engine.own_draft import OwnDraft
 from outrider.engine.verify import VerifyCore
 from outrider.engine.worker import DeviceWorker
@@ -38,7 +43,7 @@ from outrider.sampling import verify as judging
 from outrider.sampling.distribution import Row, scores_of
 from outrider.sampling.draw import draw
 from outrider.sampling.noise import noise_keys
-from outrider.sampling.plain import is_plain
+from outrider.sampling.plain import Drawing, draw_plain, is_plain
 from outrider.sampling.state import SamplingState
 from tests.conftest import TinyModel
 from tests.tiny_models import VOCABULARY_SIZE
@@ -66,9 +71,9 @@ class HostDrawing:
         return self.tokens.tolist(), self._scores.tolist()
 
 
-def draw_apart(
-    logits: Tensor, states: Sequence[SamplingState], positions: Sequence[Sequence[int]]
-) -> HostDrawing | None:
+def draw_apart(logits: Tensor, states: Sequence[SamplingState], positions: Sequence[Sequence[int]]) -> Drawing | None:
+    if logits.is_cuda:
+        return draw_plain(logits, states, positions)
     return HostDrawing(logits, states, positions) if all(map(is_plain, states)) else None
 
 
@@ -80,7 +85,7 @@ def _drawn_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 class Verifier:
     """A core step by step, and the coordinator's part of its sessions."""
 
-    def __init__(self, core: VerifyCore, runner: Behind) -> None:
+    def __init__(self, core: VerifyCore, runner: Any) -> None:
         self.core = core
         self.runner = runner
         worker: DeviceWorker[Any, Any] = DeviceWorker(core)
@@ -181,19 +186,23 @@ def test_whatever_comes_meanwhile_the_answers_are_the_same(tiny_model: TinyModel
     expected = answers(directory, numbers)
     behind = 0
     for seed in range(6):
-        chance, verifier = random.Random(seed), make_verifier(directory)
-        left = list(numbers)
-        while left or any(len(verifier.answer(number)) < LENGTH for number in verifier.texts):
-            if left and chance.random() < 0.2:
-                verifier.open(number := left.pop(0))
-                verifier.order(verifier.begin(number), chance.randint(1, 8))
-            for number in verifier.texts:
-                _interfere(verifier, number, chance)
-            verifier.step()
+        verifier = make_verifier(directory)
+        _live(verifier, list(numbers), random.Random(seed))
         for number in numbers:
             assert verifier.answer(number)[:LENGTH] == expected[number]
         behind += verifier.runner.behind
     assert behind > 60
+
+
+def _live(verifier: Verifier, left: list[int], chance: random.Random) -> None:
+    """The lives of all sessions that are `left` to open."""
+    while left or any(len(verifier.answer(number)) < LENGTH for number in verifier.texts):
+        if left and chance.random() < 0.2:
+            verifier.open(number := left.pop(0))
+            verifier.order(verifier.begin(number), chance.randint(1, 8))
+        for number in verifier.texts:
+            _interfere(verifier, number, chance)
+        verifier.step()
 
 
 def _interfere(verifier: Verifier, number: int, chance: random.Random) -> None:
@@ -201,8 +210,6 @@ def _interfere(verifier: Verifier, number: int, chance: random.Random) -> None:
     waits = session.work is None
     room = LENGTH + 3 - len(verifier.answer(number))
     if room <= 3:
-        verifier.core.sessions.remove(session) if waits else None
-        verifier.open(number) if waits else None
         return
     what = chance.random()
     if what < 0.03:
@@ -212,6 +219,44 @@ def _interfere(verifier: Verifier, number: int, chance: random.Random) -> None:
         verifier.begin(number, chance.choices(range(VOCABULARY_SIZE), k=2))
     elif waits:
         verifier.order(verifier.begin(number), chance.randint(1, min(8, room)))
+
+
+class Counting:
+    """A runner, and how many of its passes ran what was still being drawn."""
+
+    def __init__(self, run: Any) -> None:
+        self.run, self.takes_drawn, self.behind = run, run.takes_drawn, 0
+
+    def __call__(self, feeds: Sequence[Feed], drawn: Drawn | None = None) -> Tensor:
+        self.behind += drawn is not None
+        logits: Tensor = self.run(feeds, drawn)
+        return logits
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_too(tiny_model: TinyModel) -> None:
+    directory, numbers = tiny_model("llama"), range(12)
+
+    def verifier(*, ahead: bool) -> Verifier:
+        loaded = load_model(ModelOptions(str(directory), dtype="bfloat16", device="cuda"))
+        engine = Engine(loaded, EngineOptions(kv_tokens=8192, block_size=16))
+        counting: Any = Counting(engine._run)
+        counting.takes_drawn = ahead
+        engine._run = counting
+        return Verifier(VerifyCore(engine, max_proposal=15, lease_s=60), counting)
+
+    alone = verifier(ahead=False)
+    for number in numbers:
+        alone.open(number)
+        while len(alone.answer(number)) < LENGTH:
+            alone.begin(number)
+            alone.run()
+    for seed in range(6):
+        together, chance = verifier(ahead=True), random.Random(seed)
+        _live(together, list(numbers), chance)
+        assert together.runner.behind > 20
+        for number in numbers:
+            assert together.answer(number)[:LENGTH] == alone.answer(number)
 
 
 def test_a_round_after_the_end_is_nobodys(tiny_model: TinyModel) -> None:
