@@ -66,8 +66,13 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         """See `ReplicaCore`; the pass may have been launched before."""
         self._meanwhile = meanwhile
         launched, self._next = self._next or self.launch(), None
+        return self.complete(launched)
+
+    def complete(self, launched: Launched[VerifyRows]) -> list[tuple[ReplicaPeer, Reply]]:
+        """See `ReplicaCore`. What goes on from this pass is known with its end, and begins nothing twice."""
+        assert not self._going
         try:
-            return self.complete(launched)
+            return super().complete(launched)
         finally:
             self._going.clear()
 

@@ -48,6 +48,7 @@ from outrider.sampling.state import SamplingState
 from tests.conftest import TinyModel
 from tests.tiny_models import VOCABULARY_SIZE
 from tests.unit.engine.engines import make_engine, random_tokens
+from tests.unit.engine.test_drafting_together import Stepwise
 from tests.unit.engine.test_own_draft import draft_engine
 from tests.unit.engine.test_verify_behind import Behind
 
@@ -368,3 +369,34 @@ def test_votes_for_nothing_are_plain_rounds(tiny_model: TinyModel, votes: tuple[
         assert len(answer) >= 4
         assert answer == expected[number][: len(answer)]
     assert (runner.behind > 3) == ahead
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_guesses_launched_behind_and_plain_rounds_launched_ahead_take_turns(tiny_model: TinyModel, seed: int) -> None:
+    """Sessions on a verifier with a draft of its own, ordered now to be drafted for and now to go on plainly."""
+    directory, numbers = tiny_model("llama"), range(8)
+    expected = answers(directory, numbers)
+    engine, draft = make_engine(directory, kv_tokens=4096, block_size=8), draft_engine(directory, 2048)
+    engine._run = runner = Behind(engine._run)
+    draft._run = Stepwise(draft._run)
+    own = OwnDraft(DraftCore(draft, max_proposal=15, lease_s=60))
+    verifier = Verifier(DraftingVerifyCore(engine, own, max_proposal=15, lease_s=60), runner)
+    chance, ahead, both = random.Random(seed), 0, 0
+    for number in numbers:
+        verifier.open(number)
+    while any(len(verifier.answer(number)) < LENGTH for number in numbers):
+        for session in list(verifier.core.sessions):
+            room = LENGTH + 3 - len(verifier.answer(session.number))
+            idle = session.work is None and session not in verifier.core._voters and not own._held[session].asked  # type: ignore[attr-defined]
+            if idle and room > 3:
+                guess = chance.random() < 0.15
+                what = {"plainly": False, "draft_first": DraftFirst(2)} if guess else {}
+                verifier.order(verifier.begin(session.number), chance.randint(1, max(1, room // 3)), **what)
+        behind = runner.behind
+        verifier.step()
+        ahead += verifier.core._next is not None
+        both += verifier.core._next is not None and runner.behind - behind == 2
+    assert ahead > 5
+    assert both > 0, "a pass that was launched behind guesses had one launched behind itself"
+    for number in numbers:
+        assert verifier.answer(number)[:LENGTH] == expected[number]
