@@ -381,7 +381,7 @@ def test_guesses_launched_behind_and_plain_rounds_launched_ahead_take_turns(tiny
     draft._run = Stepwise(draft._run)
     own = OwnDraft(DraftCore(draft, max_proposal=15, lease_s=60))
     verifier = Verifier(DraftingVerifyCore(engine, own, max_proposal=15, lease_s=60), runner)
-    chance, ahead, both = random.Random(seed), 0, 0
+    chance, ahead, both, steps = random.Random(seed), 0, 0, 0
     for number in numbers:
         verifier.open(number)
     while any(len(verifier.answer(number)) < LENGTH for number in numbers):
@@ -392,7 +392,8 @@ def test_guesses_launched_behind_and_plain_rounds_launched_ahead_take_turns(tiny
                 guess = chance.random() < 0.15
                 what = {"plainly": False, "draft_first": DraftFirst(2)} if guess else {}
                 verifier.order(verifier.begin(session.number), chance.randint(1, max(1, room // 3)), **what)
-        behind = runner.behind
+        behind, steps = runner.behind, steps + 1
+        assert steps < 2000, "rounds go on without an end"
         verifier.step()
         ahead += verifier.core._next is not None
         both += verifier.core._next is not None and runner.behind - behind == 2
