@@ -169,11 +169,10 @@ class VerifyCore(ReplicaCore[VerifyRows]):
             session.work = VerifyRows(session.sampling, len(session.history) + 1, NO_PROPOSAL)
             self._going[session] = Going(session.work, where.reference(0, there.pop(session)))
         launched = self.launch(where, without=there)
-        if isinstance(launched.logits, Exception):  # as if nothing had been begun: it is tried again, and told of, then
-            for session in going:
-                session.work = plain[session]
-            self._going.clear()
-        else:
+        for session in set(going).difference(launched.finishing):  # no room for it now, or for any
+            session.work = plain[session]
+            del self._going[session]
+        if not isinstance(launched.logits, Exception):  # else it is tried again, and told of, when this pass has ended
             self._next = launched
 
     def step_of(self, sessions: Sequence[Session[VerifyRows]]) -> Step:

@@ -148,11 +148,11 @@ class Verifier:
             self.step()
 
 
-def make_verifier(directory: Path, *, takes_drawn: bool = True) -> Verifier:
-    engine = make_engine(directory, kv_tokens=4096, block_size=8)
+def make_verifier(directory: Path, *, takes_drawn: bool = True, **options: int) -> Verifier:
+    engine = make_engine(directory, kv_tokens=4096, block_size=8, **options)
     engine._run = runner = Behind(engine._run)
     runner.takes_drawn = takes_drawn
-    return Verifier(VerifyCore(engine, max_proposal=15, lease_s=60), runner)
+    return Verifier(VerifyCore(engine, max_proposal=min(15, engine.options.max_batch_tokens - 1), lease_s=60), runner)
 
 
 def answers(directory: Path, numbers: Sequence[int], **options: Any) -> dict[int, list[int]]:
@@ -335,6 +335,22 @@ def test_a_pass_that_cannot_begin_ahead_is_begun_afterwards(tiny_model: TinyMode
     verifier.run()
     assert refused == 10
     assert {number: verifier.answer(number) for number in range(3)} == expected
+
+
+def test_who_finds_no_room_in_the_next_pass_goes_on_later(tiny_model: TinyModel) -> None:
+    """With room for 16 rows, and a long prompt that takes its share of them."""
+    directory, numbers = tiny_model("llama"), range(20)
+    expected = answers(directory, numbers)
+    verifier = make_verifier(directory, max_batch_tokens=16)
+    left = list(numbers)
+    while left or any(len(verifier.answer(number)) < LENGTH for number in numbers):
+        if verifier.runner.passes % 3 == 0:
+            for number in [left.pop(0) for _ in range(min(4, len(left)))]:
+                verifier.open(number)
+                verifier.order(verifier.begin(number), LENGTH - 1)
+        verifier.step()
+    assert verifier.runner.behind > LENGTH
+    assert {number: verifier.answer(number) for number in numbers} == expected
 
 
 def test_rounds_with_guesses_are_not_left_behind(tiny_model: TinyModel) -> None:
