@@ -155,12 +155,11 @@ class _Timing:
     def _plain_rounds(self, sessions: int) -> float:
         """Seconds of one of several."""
         keep, append = STEM, _tokens(self._core, STEM + 1)[STEM:]
-        started = time.perf_counter()
         for number in range(1, sessions + 1):
             key = Key(number, 1, STEM + 1)
             self._core.handle(self._peer, Verify(key, keep, append, NO_PROPOSAL))
             self._core.handle(self._peer, FollowUp(key, (), plainly=True, rounds=IN_A_ROW - 1))
-        rounds = 0
+        started, rounds = time.perf_counter(), 0
         while self._core.busy and time.perf_counter() - started < ENOUGH_S:
             rounds += len(self._core.step())
         return (time.perf_counter() - started) * sessions / max(rounds, 1)
