@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from itertools import chain
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from outrider.acceptance.tree import TokenTree
@@ -180,6 +181,18 @@ def make_runner(
     return build_runner(loaded, calls, store, options, context_length=context_length, spare_block=spare_block)
 
 
+FUSED_KIB = 160
+"""Shared memory of a program that the fused path's kernels are made for; those from 9.0 on take more."""
+
+
+def has_room(capability: tuple[int, int]) -> bool:
+    """Whether a program may have so much there, by NVIDIA's table of compute capabilities (CUDA programming guide).
+
+    8.6, 8.9 and 12.x have 99 KiB, 7.x at most 96.
+    """
+    return capability in ((8, 0), (8, 7)) or 9 <= capability[0] <= 11
+
+
 def _why_not_fused(loaded: LoadedModel, calls: Mapping[int, LayerCall], options: EngineOptions) -> str | None:
     if loaded.device.type != "cuda":
         return "it is for CUDA devices"
@@ -189,6 +202,8 @@ def _why_not_fused(loaded: LoadedModel, calls: Mapping[int, LayerCall], options:
         return f"its weights are quantized as {loaded.quantization}"
     if find_spec("triton") is None:
         return "triton is not installed"
+    if not has_room(capability := torch.cuda.get_device_capability(loaded.device)):
+        return f"its kernels take up to {FUSED_KIB} KiB of shared memory, more than compute capability {capability} has"
     from outrider.engine.fused.decoder import why_not
 
     return why_not(loaded.module, calls)

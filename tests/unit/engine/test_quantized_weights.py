@@ -158,7 +158,8 @@ def test_quantized_layers_are_not_packed(wide: Path) -> None:
     assert type(Engine(load_model(options(wide)))._run) is GeneralRunner
 
 
-def test_quantized_layers_are_not_for_the_fused_path(wide: Path) -> None:
+def test_quantized_layers_are_not_for_the_fused_path(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     loaded = load_model(options(wide))
     calls = probe_calls(loaded.module, loaded.device)
     on_gpu = dataclasses.replace(loaded, device=CUDA)
