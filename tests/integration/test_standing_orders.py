@@ -12,6 +12,7 @@ import pytest
 
 from outrider.protocol.items import Close, FollowUp
 from outrider_coordinator import speculator
+from outrider_coordinator.orders import MARGIN
 from tests.cluster import Cluster, running_cluster, start_verifier, until
 from tests.conftest import TinyModel
 from tests.integration.test_draining import drain, told
@@ -97,7 +98,7 @@ async def test_they_never_change_the_answer(cluster: Cluster, monkeypatch: pytes
         assert answer.speculation.rounds == expected.speculation.rounds
         assert answer.speculation.accepted_tokens == expected.speculation.accepted_tokens
         assert bool(answer.speculation.proposed_tokens) is (drafter == "model")
-        assert ahead.most_early == speculator.STANDS
+        assert speculator.STANDS <= ahead.most_early <= speculator.STANDS + MARGIN
         assert len(ahead.orders) < answer.speculation.rounds / 3
 
 
