@@ -14,6 +14,6 @@ entry      one (node, token, probability) of the sparse draft distributions of a
 residual   what is left of p where a proposal fell: max(0, p - q), normalised
 ========== =============================================================================================================
 
-`verify_rows` and `draft_rows` are the two entry points; they take all rows of a forward pass at once and copy results
-to the host once.
+`Judging` and `draft_rows` are the two entry points; they take all rows of a forward pass at once and copy results to
+the host once. `Judging` can leave the device at work meanwhile; `verify_rows` is it and the wait.
 """
