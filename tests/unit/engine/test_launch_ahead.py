@@ -129,6 +129,12 @@ class Verifier:
         order = FollowUp(key, (), **({"plainly": True} | what), rounds=rounds)
         assert self.core.handle(self.peer, order) is None
 
+    def live(self, *numbers: int, stop: tuple[int, ...] = ()) -> None:
+        """Open sessions, and order all rounds of their answers at once."""
+        for number in numbers:
+            self.open(number, stop)
+            self.order(self.begin(number), LENGTH - 1)
+
     def step(self) -> list[Any]:
         """The replies of one step; what they decide is committed."""
         self._steps += 1
@@ -240,7 +246,8 @@ class Counting:
         return logits
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_too(tiny_model: TinyModel) -> None:
     directory, numbers = tiny_model("llama"), range(12)
 
@@ -273,17 +280,15 @@ def test_a_round_after_the_end_is_nobodys(tiny_model: TinyModel) -> None:
     verifier = make_verifier(directory)
     stop = expected[1][5]
     end = expected[1].index(stop) + 1
-    for number in range(3):
-        verifier.open(number, stop=(stop,) if number == 1 else ())
-        verifier.order(verifier.begin(number), LENGTH - 1)
+    verifier.live(0, 2)
+    verifier.live(1, stop=(stop,))
     for _ in range(end):
         verifier.step()
     assert verifier.answer(1) == expected[1][:end]
     assert verifier.core._next is not None
     verifier.close(1)
     verifier.texts.pop(1)
-    verifier.open(1)
-    verifier.order(verifier.begin(1), LENGTH - 1)
+    verifier.live(1)
     verifier.run()
     assert {number: verifier.answer(number) for number in range(3)} == expected
 
@@ -292,9 +297,7 @@ def test_what_cannot_be_drawn_from_fails_its_own_session(tiny_model: TinyModel) 
     directory = tiny_model("llama")
     expected = answers(directory, range(3))
     verifier = make_verifier(directory)
-    for number in range(3):
-        verifier.open(number)
-        verifier.order(verifier.begin(number), LENGTH - 1)
+    verifier.live(*range(3))
     verifier.step()
     run = verifier.runner.run
 
@@ -320,9 +323,7 @@ def test_a_pass_that_cannot_begin_ahead_is_begun_afterwards(tiny_model: TinyMode
     directory = tiny_model("llama")
     expected = answers(directory, range(3))
     verifier = make_verifier(directory)
-    for number in range(3):
-        verifier.open(number)
-        verifier.order(verifier.begin(number), LENGTH - 1)
+    verifier.live(*range(3))
     run, refused = verifier.runner.run, 0
 
     def refuse(feeds: Any) -> Tensor:
@@ -351,9 +352,7 @@ def test_who_finds_no_room_in_the_next_pass_goes_on_later(tiny_model: TinyModel)
     left = list(numbers)
     while left or any(len(verifier.answer(number)) < LENGTH for number in numbers):
         if verifier.runner.passes % 3 == 0:
-            for number in [left.pop(0) for _ in range(min(4, len(left)))]:
-                verifier.open(number)
-                verifier.order(verifier.begin(number), LENGTH - 1)
+            verifier.live(*(left.pop(0) for _ in range(min(4, len(left)))))
         verifier.step()
     assert verifier.runner.behind > LENGTH
     assert {number: verifier.answer(number) for number in numbers} == expected
