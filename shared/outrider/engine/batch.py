@@ -22,6 +22,10 @@ class Feed:
     A tree in flight may grow instead: then there is no chain, and the first `grown` nodes of `tree` are those there.
     With `want_logits`, the pass returns one row for the last chain token and one for each new node. Never changed; not
     frozen, as each session makes one for each pass and frozen ones take three times as long.
+
+    With `at`, the chain does not continue the cache but stands there, or some positions before: how many is known on
+    the device, see `outrider.engine.drawn.Drawn.backs`. Its tree does not branch, and the pass changes no sequence:
+    that is for whoever gets to know where it stood.
     """
 
     sequence: KvSequence
@@ -29,6 +33,8 @@ class Feed:
     tree: TokenTree = NO_TREE
     want_logits: bool = True
     grown: int = 0
+    at: int | None = None  # the furthest index in the cache that its first token may have
+    back: int = -1  # which of the pass's `backs` says how much less it is; -1: it is that one
 
     def __len__(self) -> int:
         return len(self.tokens) + len(self.tree.tokens) - self.grown
@@ -38,8 +44,15 @@ class Feed:
         return (*self.tokens, *self.tree.tokens[self.grown :])
 
     @property
+    def base(self) -> int:
+        """Index in the cache of its first token, the furthest there may be."""
+        return len(self.sequence.cached) + self.grown if self.at is None else self.at
+
+    @property
     def continues(self) -> bool:
         """True if what it takes to be in flight is what is in flight."""
+        if self.at is not None:
+            return not self.grown
         if not self.grown:
             return not self.sequence.tree.tokens
         return not self.tokens and self.sequence.tree == self.tree.truncated(self.grown)
@@ -141,7 +154,7 @@ class Batch:
         spans: list[Span] = []
         start = 0
         for feed in feeds:
-            spans.append(Span(feed, start, start + len(feed), len(feed.sequence.cached) + feed.grown, device))
+            spans.append(Span(feed, start, start + len(feed), feed.base, device))
             start += len(feed)
         wanted = [row for span in spans for row in range(span.stop - span.feed.logit_rows, span.stop)]
         return cls(

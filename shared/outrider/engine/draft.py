@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
+from types import MappingProxyType
 from typing import TypeVar
 
 import torch
@@ -14,13 +15,14 @@ from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import NO_PROPOSAL
 from outrider.acceptance.tree import validate_tree
 from outrider.engine.batch import Feed
+from outrider.engine.chains import Ahead, ChainsUnderWay, stem_of
 from outrider.engine.core import ReplicaCore
 from outrider.engine.drawn import Drawn
 from outrider.engine.engine import Engine
 from outrider.engine.foresight import Foresight
 from outrider.engine.guess import Drafting, DraftSession, Growing, Guess
-from outrider.engine.runner import Chains
 from outrider.engine.schedule import Demand
+from outrider.engine.sequence import NO_TREE
 from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply
 from outrider.errors import InvalidArgument
 from outrider.protocol.items import DraftAhead, Drafted, DraftedAhead, DraftFirst, FailureCode, Key, Propose, Verify
@@ -28,8 +30,13 @@ from outrider.sampling.distribution import UnusableLogits
 from outrider.sampling.draft import DraftRow, draft_rows
 from outrider.sampling.plain import MOST_BESIDE, is_plain
 from outrider.sampling.ranking import rank_rows
+from outrider.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 Found = TypeVar("Found")
+
+NOBODY: Ahead = MappingProxyType({})
 
 
 class DraftCore(ReplicaCore[Drafting]):
@@ -39,8 +46,9 @@ class DraftCore(ReplicaCore[Drafting]):
         """See ReplicaCore."""
         super().__init__(engine, max_proposal=max_proposal, lease_s=lease_s)
         engine.prepare_chains()
-        self.on_chains: Callable[[Sequence[DraftSession], int, Drawn], None] = lambda sessions, steps, drawn: None
-        """Called while so many tokens are drawn for each of the sessions, without the host between."""
+        self.on_chains: Callable[[ChainsUnderWay], None] = lambda chains: None
+        """Called while chains are drawn without the host between."""
+        self._ahead = NOBODY  # while their pass is launched
 
     def start_round(self, session: DraftSession, item: Verify | Propose | DraftAhead) -> Reply | None:
         """Begin to guess; the proposal comes from a later step."""
@@ -63,19 +71,23 @@ class DraftCore(ReplicaCore[Drafting]):
 
     def demand(self, session: DraftSession) -> Demand:
         """What the work wants; without a round, all committed tokens but the last."""
+        if (feed := self._ahead.get(session)) is not None:
+            return Demand(len(feed), 0)
         return session.work.demand(session) if session.work else Demand(session.uncomputed - 1, 0)
 
     def last_feed(self, session: DraftSession) -> Feed:
         """What the work wants."""
         assert session.work is not None
-        return session.work.feed(session)
+        return self._ahead.get(session) or session.work.feed(session)
 
     def finish_step(
         self, sessions: Sequence[DraftSession], works: Sequence[Drafting], logits: torch.Tensor
     ) -> list[tuple[ReplicaPeer, Reply]]:
         """One more token for each guess and each branch, or many at once; reply for those that have enough."""
-        if (chains := self._chains(sessions, logits)) is not None:
-            return self._take_chains(sessions, chains)
+        if (chains := self._chains(sessions, works, logits)) is not None:
+            self.on_chains(chains)
+            self.overlap()
+            return self.take_chains(chains)
         self.overlap()
         ranked = self._ranked(sessions, works, logits)
         left = [index not in ranked for index in range(len(sessions))]
@@ -123,37 +135,101 @@ class DraftCore(ReplicaCore[Drafting]):
             raise UnusableLogits(bad)
         return {index: tokens[own] for index, own in rows.items()}
 
-    def _chains(self, sessions: Sequence[DraftSession], logits: torch.Tensor) -> Chains | None:
+    def _chains(
+        self,
+        sessions: Sequence[DraftSession],
+        works: Sequence[Drafting],
+        logits: torch.Tensor,
+        ahead: Ahead | None = None,
+        backs: torch.Tensor | None = None,
+    ) -> ChainsUnderWay | None:
         """As many tokens for each session as any of them wants, without the host between; None if that cannot be.
 
-        Who wants fewer is done after the same passes, and goes on together with the others. Raises UnusableLogits.
+        Who wants fewer is done after the same passes, and goes on together with the others. `ahead`, `backs`: see
+        `draft_ahead`.
         """
-        guesses = [session.work for session in sessions if isinstance(session.work, Guess)]
-        sequences, states = [each.sequence for each in sessions], [each.sampling for each in sessions]
+        guesses = [work for work in works if isinstance(work, Guess)]
+        states = [each.sampling for each in sessions]
         if len(guesses) < len(sessions) or not all(map(is_plain, states)):
             return None
-        room = self.engine.info.context_length - max([len(sequence.cached) for sequence in sequences])
+        stems = [stem_of(session, (ahead or NOBODY).get(session)) for session in sessions]
+        room = self.engine.info.context_length - max([stem.length for stem in stems])
         steps = min(max([guess.steps_left for guess in guesses]), room + 1)  # the last token needs none
         beside = max([guess.most_siblings for guess in guesses])
         if steps < 1 or beside > MOST_BESIDE:
             return None
+        drawing = self.engine.chains(stems, states, logits, steps, beside, backs)
+        return None if drawing is None else ChainsUnderWay(list(sessions), guesses, ahead, steps, drawing)
 
-        def under_way(drawn: Drawn) -> None:
-            self.on_chains(sessions, steps, drawn)
-            self.overlap()
+    def take_chains(self, chains: ChainsUnderWay) -> list[tuple[ReplicaPeer, Reply]]:
+        """Wait for them; the replies of the rounds that are done.
 
-        chains = self.engine.chains(sequences, states, logits, steps, beside, under_way)
-        if chains is not None and (bad := chains.unusable()):
+        Raises UnusableLogits before it changes anything, but where rounds were begun ahead: those sessions fail.
+        """
+        found = chains.drawing.collected()
+        bad = found.unusable()
+        if bad and chains.ahead is None:
             raise UnusableLogits(bad)
+        replies: list[tuple[ReplicaPeer, Reply]] = []
+        ranked, tokens = zip(*found.ranked, strict=True), zip(*found.tokens, strict=True)
+        for row, (session, work, its, drawn) in enumerate(
+            zip(chains.sessions, chains.guesses, ranked, tokens, strict=True)
+        ):
+            if session not in self.sessions or session.work is not work:
+                continue  # closed, or told of something else meanwhile
+            if row in bad:
+                replies.append(self.fail(session, UnusableLogits([row])))
+                continue
+            sequence = session.sequence
+            if chains.ahead and session in chains.ahead:  # what the first pass ran is known now
+                sequence.extend(session.history[len(sequence.cached) :], NO_TREE)
+            if chains.steps > 1:
+                sequence.extend(drawn[:-1][: sequence.max_length - len(sequence.cached)], NO_TREE)
+            work.take_chain(session, its)
+            replies += _replies(session, work)
+        return replies
+
+    def draft_ahead(self, feeds: Ahead, guesses: Mapping[DraftSession, Guess], drawn: Drawn) -> ChainsUnderWay | None:
+        """Begin rounds, and those of all who wait, before the host knows after what some of them guess.
+
+        `feeds`: the tokens that those have no KV of, at a place known on the device; `drawn` tells. Who gets to know
+        the outcome tells of it with `follow`. None if it cannot be: then nothing is under way.
+        """
+        self._ahead = feeds
+        for session, guess in guesses.items():
+            session.work = guess
+        try:
+            launched = self.launch(drawn)
+        finally:
+            self._ahead = NOBODY
+            for session in guesses:
+                session.work = None
+        if isinstance(launched.logits, Exception):
+            return None
+        self.pass_rows, self.prompt_rows = launched.rows, launched.prompt_rows
+        ours = {session: feed for session, feed in feeds.items() if session in launched.finishing}
+        chains = None
+        try:
+            if launched.finishing:
+                chains = self._chains(launched.finishing, launched.works, launched.logits, ours, drawn.backs)
+        except Exception:
+            log.exception("%d guesses could not be begun ahead", len(launched.finishing))
+            self.engine.check_device()
+        if chains is None:
+            for session in set(launched.finishing).difference(ours):
+                session.sequence.align(session.history, 0)  # its last token is computed again
         return chains
 
-    def _take_chains(self, sessions: Sequence[DraftSession], chains: Chains) -> list[tuple[ReplicaPeer, Reply]]:
-        replies: list[tuple[ReplicaPeer, Reply]] = []
-        for session, ranked in zip(sessions, zip(*chains.ranked, strict=True), strict=True):
-            assert isinstance(session.work, Guess)
-            session.work.take_chain(session, ranked)
-            replies += _replies(session, session.work)
-        return replies
+    def follow(self, session: DraftSession, append: Sequence[int], guess: Guess) -> Reply | None:
+        """The outcome after which `guess` is under way: what `guess_on` does with a guess that it begins."""
+        base = len(session.history) + len(append)
+        try:
+            session.work = None
+            self.sessions.go_on(session, append)
+            session.work = guess
+        except Exception as error:
+            return self.refusal(Key(session.number, session.epoch, base), error)
+        return None
 
     def _grow(self, sessions: Sequence[DraftSession]) -> list[tuple[ReplicaPeer, Reply]]:
         """Take guesses and branches as far as all of them want, if it can be without the host between.

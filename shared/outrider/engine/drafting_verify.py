@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
-from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Verdict
 from outrider.acceptance.tree import TokenTree
 from outrider.acceptance.votes import agreed_depth
+from outrider.engine.ahead import Following, Going, There, following, length_of, placeholder
 from outrider.engine.batch import Feed
+from outrider.engine.chains import ChainsUnderWay
 from outrider.engine.core import Launched
 from outrider.engine.drawn import Drawn
 from outrider.engine.engine import Engine
-from outrider.engine.guess import DraftSession, Guess
 from outrider.engine.own_draft import OwnDraft, OwnGuess
 from outrider.engine.sessions import ReplicaPeer, Reply, Session
-from outrider.engine.verify import VerifyCore
+from outrider.engine.verify import VerifyCore, enough
 from outrider.engine.worker import nothing
 from outrider.errors import InvalidArgument
-from outrider.protocol.items import DraftFirst, Open, Opened, Step, Verified
+from outrider.protocol.items import DraftFirst, FollowUp, Open, Opened, Step, Verified
+from outrider.sampling.plain import is_plain
 from outrider.sampling.verify import VerifyRows
 from outrider.telemetry.logs import get_logger
 
@@ -30,12 +33,30 @@ MOST_IN_A_ROW = 4
 """Passes of the draft while somebody waits to be verified: a long prompt takes many."""
 
 
+class Awaited(NamedTuple):
+    """A guess that is verified before the host knows it."""
+
+    tree: TokenTree  # what stands for its tokens: see `Drawn.reference`
+    work: VerifyRows  # and for the round
+
+
+class Flight(NamedTuple):
+    """What has been launched before the pass in front of it has ended."""
+
+    chains: ChainsUnderWay
+    launched: Launched[VerifyRows]  # the pass that verifies them
+
+
 class DraftingVerifyCore(VerifyCore):
     """Drafting goes before verifying, so that sessions whose rounds end together stay together.
 
     Where the device draws what is drafted without the host between, the pass that verifies it is launched right behind:
     its rows, places and tables are known, its tokens stand on the device. The host learns of them while they are
     verified.
+
+    Where it is ordered what most rounds of a pass are followed by, the next guesses and the pass that verifies them are
+    launched right behind that one, before the host knows what it came to. The device decides what stands of the guesses
+    as the host will, and moves the rows that follow to where that puts them.
     """
 
     def __init__(self, engine: Engine, own: OwnDraft, *, max_proposal: int, lease_s: float) -> None:
@@ -51,7 +72,8 @@ class DraftingVerifyCore(VerifyCore):
         self._prompt_rows = 0  # that they read
         self.sessions.on_remove = self._forget
         self._behind: Launched[VerifyRows] | None = None  # the pass that was launched behind the draft's
-        self._awaited: dict[Session[VerifyRows], TokenTree] = {}  # what stands for guesses in it until they are known
+        self._awaited: dict[Session[VerifyRows], Awaited] = {}  # guesses that are to be verified by it
+        self._flight: Flight | None = None
         own.core.on_chains = self._verify_behind
 
     def claim_thread(self) -> None:
@@ -60,29 +82,50 @@ class DraftingVerifyCore(VerifyCore):
         self._own.claim_thread()
 
     @property
+    def ahead(self) -> bool:
+        """See `VerifyCore`."""
+        return self._flight is not None or super().ahead
+
+    @property
     def busy(self) -> bool:
         """See `Core`."""
         return bool(self._voters) or self._own.busy or super().busy
 
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[ReplicaPeer, Reply]]:
         """A pass of the draft or one of the target."""
-        self._count_votes()
+        if self._flight is not None:
+            return self._land(self._flight, meanwhile)
+        self._count_votes(self._depth([]))
         if not self.busy:
             return []
         if self._next is not None or not self._own.busy or (self._in_a_row >= MOST_IN_A_ROW and super().busy):
             replies = super().step(meanwhile)
             self._end_drafting()
             return replies
-        for guess in self._own.step(meanwhile):
+        self._drafted_now(self._own.step(meanwhile))
+        if self._behind is None:
+            return []
+        behind, self._behind = self._behind, None
+        return self._verified_now(behind)
+
+    def _land(self, flight: Flight, meanwhile: Callable[[], None]) -> Sequence[tuple[ReplicaPeer, Reply]]:
+        """Finish what has been launched ahead."""
+        self._flight, self._meanwhile = None, meanwhile
+        self.overlap()
+        self._drafted_now(self._own.take(flight.chains))
+        return self._verified_now(flight.launched)
+
+    def _drafted_now(self, guesses: Sequence[OwnGuess]) -> None:
+        """A pass of the draft has ended with these guesses."""
+        for guess in guesses:
             self._verify(guess)
         self._in_a_row += 1
         self._drafting_s += self.laps.lap()
         self._prompt_rows += self._own.prompt_rows
-        if self._behind is None:
-            return []
-        behind, self._behind = self._behind, None
-        replies = self.complete(self._with_guesses(behind))
-        self._awaited.clear()
+
+    def _verified_now(self, launched: Launched[VerifyRows]) -> list[tuple[ReplicaPeer, Reply]]:
+        """Finish the pass that was launched before its guesses were known."""
+        replies = self.complete(self._with_guesses(launched))
         self._end_drafting()
         return replies
 
@@ -90,7 +133,7 @@ class DraftingVerifyCore(VerifyCore):
         """See `VerifyCore`."""
         feed = super().last_feed(session)
         awaited = self._awaited.get(session)
-        return feed if awaited is None else Feed(feed.sequence, feed.tokens, awaited)
+        return feed if awaited is None else replace(feed, tree=awaited.tree)
 
     def expire(self, now: float) -> None:
         """See `Core`."""
@@ -125,9 +168,53 @@ class DraftingVerifyCore(VerifyCore):
         if self._own.busy or self._voters:
             return []
         voters = [session for session in sessions if session.orders and session.orders[0].vote is not None]
-        if agreed_depth([vote for each in voters if (vote := each.orders[0].vote) is not None]):
+        if self._depth([session.orders[0] for session in voters]):
             voters = []
         return super().plainly_followed(sessions) + voters
+
+    def go_ahead(self, there: Mapping[Session[VerifyRows], There], drawn: torch.Tensor) -> None:
+        """See `VerifyCore`; where guesses follow, they are drawn and verified right behind `drawn`."""
+        apart = self._own.core.engine.device == self.engine.device and self._own.draws_apart
+        apart = apart and all(is_plain(session.sampling) for session in self._voters)
+        depth = self._depth([session.orders[0] for session in there if session.orders])
+        followed = [following(session, each, self._own, depth) for session, each in there.items()] if apart else []
+        known = [each for each in followed if each]
+        if any(each.length for each in known) and enough(known, there):
+            self._draft_ahead(known, there, depth, drawn)
+        else:
+            super().go_ahead(there, drawn)
+
+    def _draft_ahead(
+        self, rounds: Sequence[Following], there: Iterable[Session[VerifyRows]], depth: int, drawn: torch.Tensor
+    ) -> None:
+        """Launch the guesses of the `rounds`, and of who waits for one; behind them the pass that verifies them."""
+        rounds = [each for each in rounds if each.draft is None or self._own.hold(each.draft)]
+        outcomes = self.engine.settle(drawn, [each.guessed for each in rounds])
+        self._count_votes(depth)
+        feeds, guesses = {}, {}
+        for row, each in enumerate(rounds):
+            if each.draft is not None:
+                feeds[each.draft], guesses[each.draft] = each.to_draft(outcomes, row), each.new_guess()
+        chains = self._own.draft_ahead(feeds, guesses, outcomes)
+        if chains is None:
+            return
+        where, lines = chains.drawing.drawn.after(outcomes), {draft: row for row, draft in enumerate(chains.sessions)}
+        begun: dict[Session[VerifyRows], Going] = {}
+        for row, each in enumerate(rounds):
+            if each.draft is None:
+                begun[each.session] = each.to_verify(outcomes, row, None, ())
+            elif each.draft in lines:  # else there was no room for it
+                tokens = where.line(lines[each.draft], min(each.length, chains.steps))
+                begun[each.session] = going = each.to_verify(outcomes, row, guesses[each.draft], tokens)
+                self._awaited[each.session] = Awaited(going.feed.tree, going.work)
+        self._await(chains, where)
+        launched = self.launch_ahead(begun, there, where)
+        if launched is not None:
+            self._flight = Flight(chains, launched)
+            return
+        self._awaited.clear()
+        for guess in self._own.take(chains):
+            self._verify(guess)
 
     def step_of(self, sessions: Sequence[Session[VerifyRows]]) -> Step:
         """See `VerifyCore`; with how long they were drafted for, and how much."""
@@ -143,14 +230,18 @@ class DraftingVerifyCore(VerifyCore):
         """The pass of the target has ended: what comes is before the next one."""
         self._in_a_row, self._drafting_s, self._prompt_rows = 0, 0.0, 0
 
-    def _count_votes(self) -> None:
+    def _depth(self, orders: Sequence[FollowUp]) -> int:
+        """What the votes of these orders and of those who wait come to."""
+        votes = [order.vote for order in orders] + [wanted.vote for wanted, _ in self._voters.values()]
+        return agreed_depth([vote for vote in votes if vote is not None])
+
+    def _count_votes(self, depth: int) -> None:
         """Begin the rounds of those that voted, all with guesses of the same length but for who can have no such."""
         voters, self._voters = self._voters, {}
-        depth = agreed_depth([wanted.vote for wanted, _ in voters.values() if wanted.vote is not None])
         for session, (wanted, base) in voters.items():
             if base != len(session.history):
                 continue  # it has been moved meanwhile
-            if length := min(depth, wanted.max_tokens):
+            if length := length_of(wanted, depth):
                 self._draft(session, DraftFirst(length))
             else:
                 self._verify(OwnGuess(session, NO_PROPOSAL))
@@ -170,41 +261,43 @@ class DraftingVerifyCore(VerifyCore):
             session.work = VerifyRows(session.sampling, len(session.history), proposal)
         self._drafted[session] = proposal
 
-    def _verify_behind(self, drafts: Sequence[DraftSession], steps: int, drawn: Drawn) -> None:
+    def _verify_behind(self, chains: ChainsUnderWay) -> None:
         """Launch the pass over what is being drafted, unless more is to be drafted before it."""
-        if self._behind is not None or not self.engine.takes_drawn or self._own.others_wait(drafts):
+        if self._behind is not None or not self.engine.takes_drawn or self._own.others_wait(chains.sessions):
             return
-        for row, draft in enumerate(drafts):
-            guess, session = draft.work, self._own.asked_for(draft)
-            assert isinstance(guess, Guess)
-            if guess.growing.siblings or guess.growing.tokens or guess.max_tokens > steps:
-                self._awaited.clear()
-                return
-            if session is not None:
-                tokens = [drawn.reference(step, row) for step in range(guess.max_tokens)]
-                self._awaited[session] = TokenTree.chain(tokens)
-        if not self._awaited:
+        if not all(guess.draws_apart and guess.max_tokens <= chains.steps for guess in chains.guesses):
             return
-        for session, tree in self._awaited.items():
-            some = Proposal(TokenTree.chain([0] * len(tree)), Source.MODEL)  # as many tokens as there will be
-            session.work = VerifyRows(session.sampling, len(session.history), some)
-        self._behind = self.launch(drawn)
+        self._await(chains, chains.drawing.drawn)
+        if self._awaited:
+            self._behind = self.launch(chains.drawing.drawn)
+
+    def _await(self, chains: ChainsUnderWay, where: Drawn) -> None:
+        """Let what is drafted be verified from where it will be, for all whose history is known."""
+        for row, (draft, guess) in enumerate(zip(chains.sessions, chains.guesses, strict=True)):
+            session = self._own.asked_for(draft)
+            if session is not None and guess.max_tokens <= chains.steps:
+                tree = TokenTree.chain(where.line(row, guess.max_tokens))
+                session.work = VerifyRows(session.sampling, len(session.history), placeholder(len(tree)))
+                self._awaited[session] = Awaited(tree, session.work)
 
     def _with_guesses(self, behind: Launched[VerifyRows]) -> Launched[VerifyRows]:
         """The pass, now that what it verifies is known: rows beyond a guess's end are not looked at."""
-        for session in self._awaited:
-            if session not in self._drafted:
+        awaited, self._awaited = self._awaited, {}
+        for session, each in awaited.items():
+            if session.work is each.work and session in self.sessions:  # the draft has nothing
+                self._own.cancel(session)
                 self._verify(OwnGuess(session, NO_PROPOSAL))
         logits = behind.logits
         if isinstance(logits, Exception):
             return behind
-        behind = behind._replace(works=[session.work for session in behind.finishing if session.work is not None])
-        shorter = False
-        for session in behind.finishing:
-            if awaited := self._awaited.get(session):
-                assert session.work is not None
+        works, shorter = list(behind.works), False
+        for row, session in enumerate(behind.finishing):
+            # Who has been closed, or told of something else, has no guess: what stands for it is judged, for nobody.
+            if session in awaited and session in self._drafted and session.work is not None:
+                works[row] = session.work
                 session.sequence.tree = session.work.proposal.tree
-                shorter |= len(session.sequence.tree) < len(awaited)
+                shorter |= len(session.sequence.tree) < len(awaited[session].tree)
+        behind = behind._replace(works=works)
         return self._cut(behind, logits) if shorter else behind
 
     def _cut(self, behind: Launched[VerifyRows], logits: torch.Tensor) -> Launched[VerifyRows]:
@@ -212,6 +305,12 @@ class DraftingVerifyCore(VerifyCore):
         rows = [part[: len(work)] for part, work in zip(parts, works, strict=True)]
         feeds = [replace(feed, tree=work.proposal.tree) for feed, work in zip(behind.feeds, works, strict=True)]
         return behind._replace(feeds=feeds, logits=torch.cat(rows))
+
+    def catch_up(self, session: Session[VerifyRows], going: Going) -> None:
+        """See `VerifyCore`."""
+        super().catch_up(session, going)
+        if going.guess is not None:
+            self._own.follow(session, going.guess)
 
     def _forget_guess(self, session: Session[VerifyRows]) -> None:
         """Another round begins: what was wanted for the last one is not any more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -12,14 +12,14 @@ from torch import Tensor
 from outrider.acceptance.tree import TokenTree
 from outrider.engine.batch import Feed
 from outrider.engine.blocks import BlockPool
-from outrider.engine.drawn import Drawn
+from outrider.engine.drawn import Drawn, Guessed
 from outrider.engine.kernels import CONTEXT_STEP
 from outrider.engine.kv import KvStore, LayerShape, SlotMoves
 from outrider.engine.memory import GIB, default_kv_bytes
 from outrider.engine.model import LoadedModel
 from outrider.engine.options import EngineOptions
 from outrider.engine.probe import LayerCall, probe_calls
-from outrider.engine.runner import Chains, Growth, Runner, make_runner
+from outrider.engine.runner import Chains, DrawingChains, Growth, Runner, Stem, make_runner
 from outrider.engine.selfcheck import CHECK_LENGTH, SelfCheck
 from outrider.engine.sequence import NO_TREE, KvSequence
 from outrider.errors import InvalidArgument, ModelLoadError, ResourceExhausted
@@ -99,14 +99,15 @@ class Engine:
         Rows in order: per feed with `want_logits` its last chain token, then its tree's new nodes. W is at least the
         vocabulary size; ids beyond that are padding. The chains join their sequences' `cached`; the trees stay in
         flight until `align`. Raises ResourceExhausted, and changes no sequence, if the device has no room to compute.
-        `drawn`: what negative ids of nodes refer to; whoever knows the ids replaces the trees in flight.
+        `drawn`: what negative ids refer to; whoever knows the ids replaces the trees in flight. A feed that stands `at`
+        some place changes no sequence.
         """
         total = 0
         for feed in feeds:
             count = len(feed)
             assert count
             assert feed.continues, "align before the next pass, or grow the tree"
-            feed.sequence.check_room(count)
+            feed.sequence.check_room(count, feed.at)
             total += count
         assert 0 < total <= self.options.max_batch_tokens
         try:
@@ -120,27 +121,31 @@ class Engine:
         self._run.prepare_chains()
 
     @torch.inference_mode()
+    def settle(self, drawn: Tensor, rounds: Sequence[Guessed]) -> Drawn:
+        """What the target's draws, `drawn` [R] on the device, make of the rounds: see `outrider.engine.drawn.settled`.
+
+        The host is not waited for. Only where passes take what is drawn; every round is one of the rule match.
+        """
+        return self._run.settle(drawn, rounds)
+
+    @torch.inference_mode()
     def chains(
         self,
-        sequences: Sequence[KvSequence],
+        stems: Sequence[Stem],
         states: Sequence[SamplingState],
         logits: Tensor,
         steps: int,
         beside: int,
-        meanwhile: Callable[[Drawn], None],
-    ) -> Chains | None:
-        """Draw `steps` tokens after each sequence, one after another, the first from its row of `logits` [S, W].
+        backs: Tensor | None = None,
+    ) -> DrawingChains | None:
+        """Begin to draw `steps` tokens after each stem, one after another, the first from its row of `logits` [S, W].
 
         At most `beside` of the next likeliest are named beside each. The states are plain (see
-        `outrider.sampling.plain`), the cache holds each session's whole history. All tokens but the last join `cached`,
-        as far as there is room, once they are known to be usable. `meanwhile` is called once the device computes them,
-        before it is waited for, with where they will be. None where the host has to take every step.
+        `outrider.sampling.plain`); all that a stem has is in the cache, or will be when it is needed. The KV of all
+        drawn tokens but the last is written, as far as there is room; that they join `cached` is for the caller to say,
+        once it knows that they are usable. None where the host has to take every step.
         """
-        found = self._run.chains(sequences, states, logits, steps, beside, meanwhile)
-        if found is not None and steps > 1 and not found.unusable():
-            for sequence, tokens in zip(sequences, zip(*found.tokens[:-1], strict=True), strict=True):
-                sequence.extend(tokens[: sequence.max_length - len(sequence.cached)], NO_TREE)
-        return found
+        return self._run.chains(stems, states, logits, steps, beside, backs)
 
     @torch.inference_mode()
     def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
@@ -181,7 +186,8 @@ class Engine:
         self._store.apply(self._moves)
         logits = self._run(feeds, drawn)
         for feed in feeds:
-            feed.sequence.extend(feed.tokens, feed.tree)
+            if feed.at is None:
+                feed.sequence.extend(feed.tokens, feed.tree)
         return logits
 
     def _make_runner(self, loaded: LoadedModel, calls: Mapping[int, LayerCall], context_length: int) -> Runner:

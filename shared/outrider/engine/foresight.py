@@ -100,6 +100,11 @@ class Foresight:
         """Most siblings that a token wants."""
         return max(self._siblings, default=0)
 
+    @property
+    def draws_apart(self) -> bool:
+        """It is not verified next, but what comes of a round."""
+        return False
+
     def growth(self, session: DraftSession) -> Growth:
         """The branches that grow; all of them have tokens, or none has."""
         newest = tuple(branch.newest for branch in self._growing)

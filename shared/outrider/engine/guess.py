@@ -39,6 +39,10 @@ class Drafting(Protocol):
     def most_siblings(self) -> int:
         """Most siblings that one of them wants."""
 
+    @property
+    def draws_apart(self) -> bool:
+        """Whether all that it wants can be drawn without the host between, and verified from where that is drawn."""
+
     def demand(self, session: Session[Drafting]) -> Demand:
         """What it has to run next."""
 
@@ -146,6 +150,11 @@ class Guess:
         """Most siblings that one of the missing tokens wants."""
         siblings = self.growing.siblings
         return max(siblings[len(self.growing.tokens) :], default=0) if siblings else 0
+
+    @property
+    def draws_apart(self) -> bool:
+        """A chain is that is not begun."""
+        return not (self.growing.siblings or self.growing.tokens)
 
     def demand(self, session: DraftSession) -> Demand:
         """The committed and guessed tokens without KV."""

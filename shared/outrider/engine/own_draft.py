@@ -8,16 +8,20 @@ rounds end together are drafted for together and verified together.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal
+from outrider.engine.chains import Ahead, ChainsUnderWay
 from outrider.engine.draft import DraftCore
-from outrider.engine.guess import DraftSession
-from outrider.engine.sessions import ItemRefused, Reply, Request, Session
+from outrider.engine.drawn import Drawn
+from outrider.engine.guess import DraftSession, Guess
+from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply, Request, Session
 from outrider.engine.worker import DeviceWorker, Peer
+from outrider.errors import ResourceExhausted
 from outrider.protocol.items import Close, Drafted, DraftFirst, Failed, FailureCode, Open
+from outrider.sampling.plain import is_plain
 from outrider.sampling.verify import VerifyRows
 from outrider.telemetry.logs import get_logger
 
@@ -116,10 +120,64 @@ class OwnDraft:
             raise ItemRefused(reply.code, reply.message)
         return None if reply is None else self._take(held, reply)
 
+    @property
+    def draws_apart(self) -> bool:
+        """True if all who wait can be drafted for without the host between."""
+        return self.core.engine.takes_drawn and all(
+            is_plain(each.sampling) and (each.work is None or each.work.draws_apart)
+            for each in self.core.sessions.waiting()
+        )
+
+    def ready(self, session: Target, guessed: int, length: int) -> DraftSession | None:
+        """Who could guess so many tokens before it is known what stands of the `guessed` ones that are verified now."""
+        held, base = self._held[session], len(session.history)
+        draft = held.draft
+        if draft is None or draft.work is not None or held.known != base:
+            return None
+        sequence = draft.sequence
+        room = sequence.max_length - (base + guessed + 1) + 1
+        return draft if len(sequence.cached) >= base + guessed - 1 and length <= room else None
+
+    def hold(self, draft: DraftSession) -> bool:
+        """Let the cache claim nothing for the session but what is committed, until it is known what is.
+
+        What stands there is left as it is: False if it could not be, because others share the memory.
+        """
+        sequence = draft.sequence
+        table = sequence.table
+        try:
+            sequence.align(draft.history, len(draft.history))
+        except ResourceExhausted:
+            return False
+        return sequence.table is table
+
+    def draft_ahead(self, feeds: Ahead, guesses: Mapping[DraftSession, Guess], drawn: Drawn) -> ChainsUnderWay | None:
+        """See `DraftCore.draft_ahead`."""
+        return self.core.draft_ahead(feeds, guesses, drawn)
+
+    def follow(self, session: Target, guess: Guess) -> None:
+        """The outcome after which `guess` is under way is the session's history now."""
+        held, history = self._held[session], session.history
+        known, held.known = held.known, len(history)
+        if held.draft is None:
+            return  # what it has to say is lost, and found to be when it is asked again
+        failed = self.core.follow(held.draft, history[known:], guess)
+        if isinstance(failed, Failed):
+            self._fail(held, failed)
+        else:
+            held.asked = len(history)
+
+    def take(self, chains: ChainsUnderWay) -> list[OwnGuess]:
+        """Wait for guesses that were begun ahead; those that are still wanted."""
+        return self._taken(self.core.take_chains(chains))
+
     def step(self, meanwhile: Callable[[], None]) -> list[OwnGuess]:
         """One pass; the guesses that are done. `meanwhile`: see `outrider.engine.worker.Core`."""
+        return self._taken(self.core.step(meanwhile))
+
+    def _taken(self, replies: Sequence[tuple[ReplicaPeer, Reply]]) -> list[OwnGuess]:
         guesses: list[OwnGuess] = []
-        for peer, reply in self.core.step(meanwhile):
+        for peer, reply in replies:
             assert isinstance(peer, _Held)
             if guess := self._take(peer, reply):
                 guesses.append(guess)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from outrider.engine.attention import PagedAttention
 from outrider.engine.batch import Batch, Feed
 from outrider.engine.decoder import Decoder, make_decoder
 from outrider.engine.draft_vocabulary import TrimmedDecoder
-from outrider.engine.drawn import Drawn
+from outrider.engine.drawn import Drawn, Guessed
 from outrider.engine.kv import KvStore
 from outrider.engine.model import LoadedModel
 from outrider.engine.options import EngineOptions
@@ -43,6 +43,26 @@ class Chains:
         if all(all(map(math.isfinite, row)) for row in self.scores):
             return []
         return sorted({place for row in self.scores for place, score in enumerate(row) if not math.isfinite(score)})
+
+
+class Stem(NamedTuple):
+    """What tokens of a session are drawn after."""
+
+    sequence: KvSequence
+    length: int  # of it: where the first of them goes, or the furthest place if there is a `back`
+    back: int = -1  # which of the pass's `backs` says how much less it is, see `outrider.engine.drawn.Drawn`
+
+
+class DrawingChains(Protocol):
+    """Chains on their way."""
+
+    @property
+    def drawn(self) -> Drawn:
+        """Where their tokens will be, [steps, rows]."""
+
+    def collected(self) -> Chains:
+        """Wait for them. Called once, and before anything else is drawn by the same runner."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +106,18 @@ class Runner(Protocol):
 
     def chains(
         self,
-        sequences: Sequence[KvSequence],
+        stems: Sequence[Stem],
         states: Sequence[SamplingState],
         logits: Tensor,
         steps: int,
         beside: int,
-        meanwhile: Callable[[Drawn], None],
-    ) -> Chains | None:
+        backs: Tensor | None = None,
+    ) -> DrawingChains | None:
         """See `Engine.chains`; None where the host has to take every step."""
+        ...
+
+    def settle(self, drawn: Tensor, rounds: Sequence[Guessed]) -> Drawn:
+        """See `Engine.settle`; only where passes take what is drawn."""
         ...
 
     def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
@@ -128,15 +152,19 @@ class GeneralRunner:
 
     def chains(
         self,
-        sequences: Sequence[KvSequence],
+        stems: Sequence[Stem],
         states: Sequence[SamplingState],
         logits: Tensor,
         steps: int,
         beside: int,
-        meanwhile: Callable[[Drawn], None],
-    ) -> Chains | None:
+        backs: Tensor | None = None,
+    ) -> DrawingChains | None:
         """See `Runner`: the host takes every step."""
         return None
+
+    def settle(self, drawn: Tensor, rounds: Sequence[Guessed]) -> Drawn:
+        """See `Runner`."""
+        raise NotImplementedError("no pass takes what is drawn")
 
     def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
         """See `Runner`: the host takes every step."""

@@ -108,9 +108,12 @@ class KvSequence:
         if len(self.cached) // self._pool.block_size > len(self._digests):
             self._publish()
 
-    def check_room(self, count: int) -> None:
-        """Raise InvalidArgument unless `count` tokens and nodes fit into what was reserved, after all that is there."""
-        total = len(self.cached) + len(self.tree.tokens) + count
+    def check_room(self, count: int, at: int | None = None) -> None:
+        """Raise InvalidArgument unless `count` tokens and nodes fit into what was reserved, from index `at` on.
+
+        None: after all that is there.
+        """
+        total = (len(self.cached) + len(self.tree.tokens) if at is None else at) + count
         if total > self.max_length:
             raise InvalidArgument("tokens", total, f"at most max_length, {self.max_length}")
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 
 import torch
 
 from outrider.acceptance.accept import decide
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Verdict
-from outrider.acceptance.tree import TokenTree
+from outrider.engine.ahead import Going, There
 from outrider.engine.batch import Feed
 from outrider.engine.core import Launched, ReplicaCore
 from outrider.engine.drawn import Drawn
@@ -33,14 +32,7 @@ from outrider.protocol.items import (
 from outrider.sampling.verify import Judging, VerifyRows
 
 ENOUGH = 0.75
-"""Part of a pass's rounds that plain ones have to follow for the next pass to begin without the others."""
-
-
-class Going(NamedTuple):
-    """A plain round that has begun while the token before it is still being drawn."""
-
-    work: VerifyRows
-    token: int  # what stands for it: see `Drawn.reference`
+"""Part of a pass's rounds that known ones have to follow for the next pass to begin without the others."""
 
 
 class VerifyCore(ReplicaCore[VerifyRows]):
@@ -58,9 +50,14 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         self._going: dict[Session[VerifyRows], Going] = {}  # in it, of the sessions in the pass that is being finished
 
     @property
+    def ahead(self) -> bool:
+        """Whether a pass has been launched before its turn."""
+        return self._next is not None
+
+    @property
     def busy(self) -> bool:
         """See `Core`."""
-        return self._next is not None or super().busy
+        return self.ahead or super().busy
 
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[ReplicaPeer, Reply]]:
         """See `ReplicaCore`; the pass may have been launched before."""
@@ -101,8 +98,8 @@ class VerifyCore(ReplicaCore[VerifyRows]):
 
     def demand(self, session: Session[VerifyRows]) -> Demand:
         """All committed tokens without KV, and the proposal; without a round, all but the last of them."""
-        if session in self._going:
-            return Demand(1, 0)
+        if going := self._going.get(session):
+            return Demand(len(going.feed.tokens), len(going.feed.tree))
         work, chain = session.work, len(session.history) - len(session.sequence.cached)
         return Demand(chain - 1, 0) if work is None else Demand(chain, len(work.proposal.tree.tokens))
 
@@ -110,7 +107,7 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         """The rest of the history with the proposed tree after it; logits for its last token and every node."""
         assert session.work is not None
         if going := self._going.get(session):
-            return Feed(session.sequence, (), TokenTree.chain((going.token,)))
+            return going.feed
         tokens = session.history[len(session.sequence.cached) :]
         return Feed(session.sequence, tokens, session.work.proposal.tree, want_logits=True)
 
@@ -119,8 +116,8 @@ class VerifyCore(ReplicaCore[VerifyRows]):
     ) -> list[tuple[ReplicaPeer, Reply]]:
         """Judge all sessions' rows at once. Rounds that were replaced since the pass began are not told of."""
         judging = Judging(logits, works)
-        if judging.drawn is not None:
-            self._go_ahead(sessions, works, judging.drawn)
+        if judging.drawn is not None and not self.ahead and self.engine.takes_drawn:
+            self.go_ahead(self._there(sessions, works), judging.drawn)
         self.overlap()
         verdicts = judging.verdicts()
         microseconds = int(self.laps.lap() * 1e6)
@@ -146,34 +143,57 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         going = self._going.get(session)
         return session in self.sessions and session.work is (work if going is None else going.work)
 
-    def _go_ahead(
-        self, sessions: Sequence[Session[VerifyRows]], works: Sequence[VerifyRows], drawn: torch.Tensor
-    ) -> None:
-        """Launch the next pass, if plain rounds are known to follow most of this one. `drawn` [R]: its tokens."""
-        if self._next is not None or not self.engine.takes_drawn:
+    def go_ahead(self, there: Mapping[Session[VerifyRows], There], drawn: torch.Tensor) -> None:
+        """Launch the next pass, if it is known what follows most of the rounds `there`. `drawn` [R]: their tokens."""
+        plain = [
+            session
+            for session, (work, _) in there.items()
+            if len(work) == 1 and len(session.history) < session.sequence.max_length
+        ]
+        going = self.plainly_followed(plain)
+        if not enough(going, there):
             return
-        there: dict[Session[VerifyRows], int] = {}  # with their first rows
-        plain: dict[Session[VerifyRows], VerifyRows] = {}
+        where = Drawn(drawn, len(drawn))
+        begun: dict[Session[VerifyRows], Going] = {}
+        for session in going:
+            base, token = len(session.history), where.reference(0, there[session].row)
+            work = VerifyRows(session.sampling, base + 1, NO_PROPOSAL)
+            begun[session] = Going(work, Feed(session.sequence, (token,), at=base))
+        self._next = self.launch_ahead(begun, there, where)
+
+    def launch_ahead(
+        self, begun: Mapping[Session[VerifyRows], Going], there: Iterable[Session[VerifyRows]], where: Drawn
+    ) -> Launched[VerifyRows] | None:
+        """The pass of the rounds that have `begun`, and those of all who wait but for the others `there`.
+
+        None, and nothing has begun, if it fails: it is tried again, and told of, when the pass before it has ended.
+        """
+        before = {session: session.work for session in begun}
+        for session, going in begun.items():
+            session.work = going.work
+        self._going = dict(begun)
+        launched = self.launch(where, without=set(there).difference(begun))
+        for session in set(begun).difference(launched.finishing):  # no room for it now, or for any
+            session.work = before[session]
+            del self._going[session]
+        return None if isinstance(launched.logits, Exception) else launched
+
+    def catch_up(self, session: Session[VerifyRows], going: Going) -> None:
+        """What the round that has begun ahead follows is the session's history now."""
+        session.work = going.work
+        session.sequence.extend(session.history[-1:], going.feed.tree)
+
+    def _there(
+        self, sessions: Sequence[Session[VerifyRows]], works: Sequence[VerifyRows]
+    ) -> dict[Session[VerifyRows], There]:
+        """Those of the rounds that stand."""
+        there: dict[Session[VerifyRows], There] = {}
         row = 0
         for session, work in zip(sessions, works, strict=True):
             if self._stands(session, work):
-                there[session] = row
-                if len(work) == 1 and len(session.history) < session.sequence.max_length:
-                    plain[session] = work
+                there[session] = There(work, row)
             row += len(work)
-        going = self.plainly_followed(list(plain))
-        if len(going) < max(1, ENOUGH * len(there)):
-            return
-        where = Drawn(drawn, len(drawn))
-        for session in going:
-            session.work = VerifyRows(session.sampling, len(session.history) + 1, NO_PROPOSAL)
-            self._going[session] = Going(session.work, where.reference(0, there.pop(session)))
-        launched = self.launch(where, without=there)
-        for session in set(going).difference(launched.finishing):  # no room for it now, or for any
-            session.work = plain[session]
-            del self._going[session]
-        if not isinstance(launched.logits, Exception):  # else it is tried again, and told of, when this pass has ended
-            self._next = launched
+        return there
 
     def step_of(self, sessions: Sequence[Session[VerifyRows]]) -> Step:
         """What the rounds of these sessions shared a pass with: each other, and others' prompts."""
@@ -206,19 +226,17 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         order = session.orders[0]
         (proposal, verdict), sampling, base = judged, session.sampling, len(session.history)
         outcome = decide(sampling.rule, proposal, verdict, seed=sampling.seed, base_length=base)
-        tokens, path = outcome.tokens(proposal.tree), outcome.accepted
-        if going := self._going.get(session):  # then what is in flight is the token that followed
-            session.sequence.tree, path = TokenTree.chain(tokens), (0,)
+        tokens = outcome.tokens(proposal.tree)
         if not session.stop_token_ids.isdisjoint(tokens):
             return None  # the answer ends here
         following = order.after(outcome)
         if following is None:
             return None
         try:
-            self.sessions.go_on(session, tokens, path)
+            self.sessions.go_on(session, tokens, outcome.accepted)
             session.orders = (*order.rest(), *session.orders[1:])
-            if going:
-                session.work = going.work
+            if going := self._going.get(session):
+                self.catch_up(session, going)
             elif isinstance(following, DraftFirst):
                 self.begin_drafting(session, following)
             else:
@@ -226,6 +244,11 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         except Exception as error:
             return self.refusal(Key(session.number, session.epoch, base + len(tokens)), error)
         return None
+
+
+def enough(going: Sized, there: Sized) -> bool:
+    """Whether so many go on from a pass that the next one begins without the others that are `there`."""
+    return len(going) >= max(1, ENOUGH * len(there))
 
 
 def _check_extension(session: Session[VerifyRows], item: FollowUp) -> None:

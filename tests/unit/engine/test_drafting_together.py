@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -17,10 +17,10 @@ from outrider.acceptance.params import Rule
 from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.batch import Feed
 from outrider.engine.draft import DraftCore
-from outrider.engine.drawn import Drawn
+from outrider.engine.drawn import BACK, BEFORE, NEXT, Drawn, Guessed, settled
 from outrider.engine.engine import Engine
-from outrider.engine.runner import Chains, Growth, Runner
-from outrider.engine.sequence import NO_TREE, KvSequence
+from outrider.engine.runner import Chains, Growth, Runner, Stem
+from outrider.engine.sequence import NO_TREE
 from outrider.protocol.items import DraftAhead, Drafted, DraftedAhead, Failed, Key, Propose
 from outrider.sampling.draft import DraftRow
 from outrider.sampling.plain import MOST_BESIDE
@@ -53,29 +53,38 @@ class Stepwise:
 
     def rank(self, logits: Tensor, states: Sequence[SamplingState], positions: Sequence[Sequence[int]]) -> Chains:
         work = [DraftRow(state, place, ()) for state, own in zip(states, positions, strict=True) for place in own]
-        ranked = rank_rows(logits, work, 1 + MOST_BESIDE)
-        return Chains([[tokens[0] for tokens in ranked]], [[0.0] * len(ranked)], [ranked])
+        usable = logits.isfinite().any(dim=1)
+        ranked = rank_rows(torch.where(usable[:, None], logits, 0.0), work, 1 + MOST_BESIDE)
+        scores = [0.0 if its else math.nan for its in usable.tolist()]
+        return Chains([[tokens[0] for tokens in ranked]], [scores], [ranked])
+
+    def settle(self, drawn: Tensor, rounds: Sequence[Guessed]) -> Drawn:
+        return settle_on_host(drawn, rounds)
 
     def chains(
         self,
-        sequences: Sequence[KvSequence],
+        stems: Sequence[Stem],
         states: Sequence[SamplingState],
         logits: Tensor,
         steps: int,
         beside: int,
-        meanwhile: Callable[[Drawn], None],
-    ) -> Chains:
-        found = [self.rank(logits, states, [[len(sequence.cached)] for sequence in sequences])]
+        backs: Tensor | None = None,
+    ) -> DrawnAlready:
+        lengths = [
+            stem.length - (int(backs[stem.back]) if backs is not None and stem.back >= 0 else 0) for stem in stems
+        ]
+        found = [self.rank(logits, states, [[length] for length in lengths])]
         while len(found) < steps:
             tokens = list(zip(*(step.tokens[0] for step in found), strict=True))
             # What is drawn beyond a session's room is nobody's: here the same token again.
-            room = [sequence.max_length - len(sequence.cached) for sequence in sequences]
-            feeds = [Feed(each, own[:left] or own) for each, own, left in zip(sequences, tokens, room, strict=True)]
-            places = [[len(sequence.cached) + len(found)] for sequence in sequences]
+            room = [stem.sequence.max_length - length for stem, length in zip(stems, lengths, strict=True)]
+            feeds = [
+                Feed(stem.sequence, own[:left] or own, at=length)
+                for stem, own, left, length in zip(stems, tokens, room, lengths, strict=True)
+            ]
+            places = [[length + len(found)] for length in lengths]
             found.append(self.rank(self(feeds), states, places))
-        chains = joined(found)
-        meanwhile(Drawn(torch.tensor(chains.tokens, dtype=torch.int32).flatten(), len(sequences)))
-        return chains
+        return DrawnAlready(joined(found))
 
     def grow(self, growths: Sequence[Growth], steps: int) -> Chains:
         found: list[Chains] = []
@@ -92,6 +101,33 @@ class Stepwise:
             for own in rows:
                 own.append(tuple(next(tokens) for _ in own[0]))
         return joined(found)
+
+
+class DrawnAlready(NamedTuple):
+    """Chains that nobody has to wait for."""
+
+    chains: Chains
+
+    @property
+    def drawn(self) -> Drawn:
+        tokens = torch.tensor(self.chains.tokens, dtype=torch.int32)
+        return Drawn(tokens.flatten(), tokens.shape[1])
+
+    def collected(self) -> Chains:
+        return self.chains
+
+
+def settle_on_host(drawn: Tensor, rounds: Sequence[Guessed]) -> Drawn:
+    """What `outrider.engine.fused.settle` does on the device."""
+    outcomes = torch.zeros(3, len(rounds), dtype=torch.int32)
+    for session, (row, last, tokens) in enumerate(rounds):
+        accepted = 0
+        while accepted < len(tokens) and int(drawn[row + accepted]) == tokens[accepted]:
+            accepted += 1
+        outcomes[NEXT, session] = drawn[row + accepted]
+        outcomes[BEFORE, session] = (last, *tokens)[accepted]
+        outcomes[BACK, session] = len(tokens) - accepted
+    return settled(outcomes)
 
 
 def joined(steps: Sequence[Chains]) -> Chains:

@@ -20,7 +20,8 @@ from outrider.engine.fused.runner import FusedRunner
 from outrider.engine.model import load_model
 from outrider.engine.options import EngineOptions, ModelOptions
 from outrider.engine.probe import probe_calls
-from outrider.engine.sequence import NO_TREE
+from outrider.engine.runner import Stem
+from outrider.engine.sequence import NO_TREE, KvSequence
 from outrider.protocol.items import DraftAhead, Key, Propose
 from outrider.sampling.draft import DraftRow, draft_rows
 from outrider.sampling.plain import MOST_BESIDE
@@ -108,23 +109,21 @@ def test_chains_are_what_the_steps_would_have_drafted(tiny_model: TinyModel, tem
         expected.append(tokens[len(text) :])
     sequences = [engine.open(text, 256, salt="chains") for text in texts]
     logits = engine.forward([Feed(sequence, text) for sequence, text in zip(sequences, texts, strict=True)])
-    chains = engine.chains(sequences, states, logits, steps, MOST_BESIDE, lambda drawn: None)
-    assert chains is not None
-    assert [list(tokens) for tokens in zip(*chains.tokens, strict=True)] == expected
-    assert [sequence.cached[len(text) :] for sequence, text in zip(sequences, texts, strict=True)] == [
-        tokens[:-1] for tokens in expected
-    ]
+    drawing = engine.chains([_stem(sequence) for sequence in sequences], states, logits, steps, MOST_BESIDE)
+    assert drawing is not None
+    assert [list(tokens) for tokens in zip(*drawing.collected().tokens, strict=True)] == expected
     # Four rows for three sessions: the fourth stands for nothing, and must not run what an earlier chain left there.
     third = random_tokens(4, seed=1)
     more = engine.open(third, 256, salt="third")
     logits = torch.cat([logits[:2], engine.forward([Feed(more, third)])])
-    for sequence, text in zip(sequences, texts, strict=False):
-        sequence.cached[len(text) :] = []
-    again = engine.chains(
-        [*sequences[:2], more], [*states[:2], states[0]], logits, steps, MOST_BESIDE, lambda drawn: None
-    )
+    stems = [_stem(sequence) for sequence in (*sequences[:2], more)]
+    again = engine.chains(stems, [*states[:2], states[0]], logits, steps, MOST_BESIDE)
     assert again is not None
-    assert [list(tokens)[:steps] for tokens in zip(*again.tokens, strict=True)][:2] == expected[:2]
+    assert [list(tokens)[:steps] for tokens in zip(*again.collected().tokens, strict=True)][:2] == expected[:2]
+
+
+def _stem(sequence: KvSequence) -> Stem:
+    return Stem(sequence, len(sequence.cached))
 
 
 def test_a_pass_runs_tokens_by_where_they_are_drawn(tiny_model: TinyModel) -> None:

@@ -18,6 +18,7 @@ from outrider.engine.fused.many import MANY, ManyChains
 from outrider.engine.fused.plan import Plan, Shape
 from outrider.engine.fused.slices import Slice
 from outrider.engine.kv import SlotMoves
+from outrider.engine.runner import Stem
 from outrider.engine.sequence import NO_TREE, KvSequence
 from tests.unit.engine.test_fused_plan import BLOCK_SIZE, SPARE, make_buffer
 
@@ -223,7 +224,7 @@ def test_chains_begin_before_their_next_tokens(lengths: list[int]) -> None:
     sequences = [make_sequence(length, 20) for length in lengths]
     count, rows = len(lengths), len(lengths) + 3
     shape = Shape(rows, rows, rows)
-    LARGE.fill_chains(sequences, 9, shape)
+    LARGE.fill_chains([Stem(sequence, len(sequence.cached)) for sequence in sequences], 9, shape)
     plan = LARGE.plan(shape)
     assert plan.positions.tolist() == [length - 1 for length in lengths] + [0] * 3
     assert plan.split_starts.tolist() == [row * (6000 // rows) for row in range(rows)]
@@ -245,7 +246,7 @@ def test_chains_to_the_end_of_a_sessions_room_leave_the_others_their_tables() ->
     room, steps = 4 * BLOCK_SIZE, 6
     sequences = [make_sequence(room - 2, 2), make_sequence(50, 30), make_sequence(9, 90)]
     shape = Shape(4, 4, 4)
-    LARGE.fill_chains(sequences, steps, shape)
+    LARGE.fill_chains([Stem(sequence, len(sequence.cached)) for sequence in sequences], steps, shape)
     plan = LARGE.plan(shape)
     for sequence, table in zip(sequences, plan.row_tables.tolist(), strict=False):
         reached = -(-(len(sequence.cached) + steps - 1) // BLOCK_SIZE)

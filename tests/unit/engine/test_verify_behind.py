@@ -18,13 +18,13 @@ from outrider.acceptance.tree import TokenTree
 from outrider.engine.batch import Feed
 from outrider.engine.draft import DraftCore
 from outrider.engine.drafting_verify import DraftingVerifyCore
-from outrider.engine.drawn import Drawn
+from outrider.engine.drawn import Drawn, Guessed
 from outrider.engine.own_draft import OwnDraft
 from outrider.engine.runner import Chains, Runner
 from outrider.protocol.items import DraftFirst, FollowUp, Key, Verified, Verify
 from tests.conftest import TinyModel
 from tests.unit.engine.engines import make_engine
-from tests.unit.engine.test_drafting_together import Stepwise
+from tests.unit.engine.test_drafting_together import Stepwise, settle_on_host
 from tests.unit.engine.test_own_draft import LENGTH, Verifier, draft_engine
 
 
@@ -40,20 +40,32 @@ class Behind:
 
     def __call__(self, feeds: Sequence[Feed], drawn: Drawn | None = None) -> Tensor:
         self.passes += 1
-        self.behind += any(token < 0 for feed in feeds for token in feed.tree.tokens)
+        self.behind += any(token < 0 for feed in feeds for token in feed.ids())
         return self.run([known(feed, drawn) for feed in feeds])
+
+    def settle(self, drawn: Tensor, rounds: Sequence[Guessed]) -> Drawn:
+        return settle_on_host(drawn, rounds)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.run, name)
 
 
 def known(feed: Feed, drawn: Drawn | None) -> Feed:
-    """The feed with the tokens that it refers to."""
-    if all(token >= 0 for token in feed.tree.tokens):
+    """The feed with the tokens that it refers to, where it really stands."""
+    if all(token >= 0 for token in feed.ids()):
         return feed
     assert drawn is not None
-    tokens = [token if token >= 0 else int(drawn.memory[-1 - token]) for token in feed.tree.tokens]
-    return dataclasses.replace(feed, tree=TokenTree(tuple(tokens), feed.tree.parents))
+
+    def token(each: int) -> int:
+        return each if each >= 0 else int(drawn.memory[-1 - each])
+
+    at = feed.at
+    if feed.back >= 0:
+        assert at is not None
+        assert drawn.backs is not None
+        at -= int(drawn.backs[feed.back])
+    tree = TokenTree(tuple(map(token, feed.tree.tokens)), feed.tree.parents)
+    return dataclasses.replace(feed, tokens=list(map(token, feed.tokens)), tree=tree, at=at, back=-1)
 
 
 def verifiers(directory: Path) -> tuple[Verifier, Verifier, Behind, Stepwise]:

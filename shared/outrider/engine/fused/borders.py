@@ -39,6 +39,9 @@ A row's bits are the same in both: its sums over positions and over numbers of a
 TALL_FROM = 128
 """Rows from which on a pass may have tall tiles."""
 
+ALIGNED = 4
+"""Integers that take 16 bytes. Kernels are compiled for aligned addresses, and anew for others."""
+
 Ints = NDArray[Any]
 """Integers."""
 

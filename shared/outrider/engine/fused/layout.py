@@ -23,7 +23,8 @@ class Rows:
     """The rows of some feeds, before it is decided for how many rows there is to be room.
 
     The sections are what those of `outrider.engine.fused.plan.Plan` with the same names begin with. `tree_starts` and
-    `tile_begins` end with the last tree that branches; the rest of them is as where there are no rows.
+    `tile_begins` end with the last tree that branches, `backs` with the last feed whose place is not known; the rest of
+    them is as where there are no rows.
     """
 
     def __init__(self, *, tall: bool) -> None:
@@ -35,6 +36,7 @@ class Rows:
         self.split_starts: Section = []
         self.tree_starts: Section = []
         self.row_tables: Section = []
+        self.backs: Section = []
         self.tile_rows: Section = []
         self.tile_counts: Section = []
         self.tile_begins: Section = []
@@ -58,6 +60,7 @@ class Rows:
             "split_starts": self.split_starts,
             "tree_starts": self.tree_starts,
             "row_tables": self.row_tables,
+            "backs": self.backs,
             "tile_rows": self.tile_rows,
             "tile_counts": self.tile_counts,
             "tile_begins": self.tile_begins,
@@ -78,6 +81,7 @@ class Layout(Rows):
     split_starts: list[int]
     tree_starts: list[int]
     row_tables: list[int]
+    backs: list[int]
     tile_rows: list[int]
     tile_counts: list[int]
     tile_begins: list[int]
@@ -97,11 +101,14 @@ class Layout(Rows):
                 self._add_single(feed)
             else:
                 self._add(feed)
+            if feed.back >= 0:
+                self.backs.extend((0,) * (len(self.ids) - len(feed) - len(self.backs)))
+                self.backs.extend((feed.back + 1,) * len(feed))
 
     def _add(self, feed: Feed) -> None:
         sequence, tokens, tree, grown = feed.sequence, feed.tokens, feed.tree, feed.grown
         row, chain, nodes = len(self.ids), len(tokens), len(tree.tokens) - grown
-        base, count = len(sequence.cached) + grown, chain + nodes
+        base, count = feed.base, chain + nodes
         self.ids.extend(tokens)
         if nodes:
             self.ids.extend(tree.tokens[grown:])
@@ -121,7 +128,7 @@ class Layout(Rows):
     def _add_single(self, feed: Feed) -> None:
         """What `_add` does, for a session's only row: most passes consist of such."""
         sequence, size = feed.sequence, self._block_size
-        row, base = len(self.ids), len(sequence.cached)
+        row, base = len(self.ids), feed.base
         number, split = base // size, split_at(base)
         self.ids.append(feed.tokens[0] if feed.tokens else feed.tree.tokens[0])
         if feed.want_logits:

@@ -6,7 +6,8 @@ as often as tokens are wanted, and waited for once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,10 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.engine.drawn import Drawn
-from outrider.engine.fused.borders import BLOCK, LONG_SPLIT, SHORT_SPLITS
+from outrider.engine.fused.borders import ALIGNED, BLOCK, LONG_SPLIT, SHORT_SPLITS
 from outrider.engine.fused.plan import Plan
 from outrider.engine.runner import Chains
-from outrider.engine.worker import nothing
 from outrider.sampling.device_draw import KEY_WORDS, NOTHING, DrawMemory, plain_keys
 from outrider.sampling.plain import MOST_BESIDE
 from outrider.sampling.state import SamplingState
@@ -31,9 +31,6 @@ COMMON_STEPS = 16
 
 LOOK_UP_BLOCK = 256
 """Rows that one program looks up."""
-
-ALIGNED = 4
-"""Rows that take 16 bytes. Kernels are compiled for aligned addresses, and anew for others."""
 
 
 @triton.jit(do_not_specialize=["sessions"])
@@ -111,7 +108,7 @@ def look_up(ids: Tensor, drawn: Drawn, vocabulary_size: int) -> None:
 class Draws:
     """What the draws of up to so many rows need on the device, at fixed addresses, and their way to the host and back.
 
-    Whoever sets keys waits for what is drawn with them (`collected`) before the next keys are set.
+    Whoever sets keys waits for what is drawn with them (`Sent.collected`) before the next keys are set.
     """
 
     def __init__(self, rows: int, width: int, device: torch.device) -> None:
@@ -147,10 +144,8 @@ class Draws:
         """[steps, 2 + MOST_BESIDE, rows or more] for draws; those of each step begin at an aligned address."""
         return self._drawn.new_empty(steps, 2 + MOST_BESIDE, -(-rows // ALIGNED) * ALIGNED)
 
-    def collected(
-        self, found: Tensor, rows: int, beside: int = MOST_BESIDE, meanwhile: Callable[[], None] = nothing
-    ) -> Chains:
-        """Wait for the device, after `meanwhile`; of the draws `found`, which lie in a `room`, so many `rows` count.
+    def sent(self, found: Tensor, rows: int, beside: int = MOST_BESIDE) -> Sent:
+        """Begin to bring the draws `found`, which lie in a `room`, to the host; so many `rows` count.
 
         Of what stands beside a token, the first `beside` are told.
         """
@@ -161,14 +156,28 @@ class Draws:
         if found.is_cuda:
             self._arrived = self._arrived or torch.cuda.Event()
             self._arrived.record()
-            meanwhile()
+        return Sent(Drawn(found.view(-1), found.stride(0)), host[:, :, :rows], beside, self._arrived)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Draws on their way to the host: see `outrider.engine.runner.DrawingChains`."""
+
+    drawn: Drawn
+    _host: Tensor  # [steps, 2 + MOST_BESIDE, rows] once they have `_arrived`
+    _beside: int
+    _arrived: torch.cuda.Event | None  # None: an interpreter computes, and has done it
+
+    def collected(self) -> Chains:
+        """See `DrawingChains`."""
+        if self._arrived is not None:
             self._arrived.synchronize()
-        numbers = host.numpy()[:, :, :rows]
+        numbers = self._host.numpy()
         tokens = numbers[:, 0].tolist()
-        if beside == 0:
+        if self._beside == 0:
             ranked: list[list[tuple[int, ...]]] = [[(token,) for token in step] for step in tokens]
         else:
-            named = np.delete(numbers[:, : 2 + beside], 1, axis=1).transpose(0, 2, 1)
+            named = np.delete(numbers[:, : 2 + self._beside], 1, axis=1).transpose(0, 2, 1)
             ranked = [list(map(tuple, step)) for step in named.tolist()]
             if named.min() == NOTHING:
                 ranked = [[tuple(token for token in tokens if token != NOTHING) for tokens in step] for step in ranked]

@@ -24,7 +24,7 @@ class ManyChains(Rows):
     ) -> None:
         """As `Layout`; every feed's tree is a chain."""
         super().__init__(tall=tall)
-        bases = np.array([len(feed.sequence.cached) + feed.grown for feed in feeds])
+        bases = np.array([feed.base for feed in feeds])
         counts = np.array([len(feed) for feed in feeds])
         ends = counts.cumsum()
         firsts = ends - counts
@@ -47,6 +47,9 @@ class ManyChains(Rows):
         self.slots = (blocks * block_size + positions % block_size).astype(np.int32)
         self.split_starts = (split_ends - splits).astype(np.int32)
         self.row_tables = row_tables.astype(np.int32)
+        backs = np.array([feed.back + 1 for feed in feeds], np.int32)
+        if backs.any():
+            self.backs = backs.repeat(counts)
         wanted = np.array([feed.logit_rows for feed in feeds])
         self.logit_rows = _ranges(ends - wanted, wanted).astype(np.int32)
         self._cut_tiles(firsts, counts, bases, tile_height)

@@ -21,7 +21,7 @@ from outrider.engine.fused.layout import CHAIN, Layout, Rows, Section
 from outrider.engine.fused.many import MANY, ManyChains, block_tables
 from outrider.engine.fused.slices import Slice, cut
 from outrider.engine.fused.staged import Staged
-from outrider.engine.sequence import KvSequence
+from outrider.engine.runner import Stem
 
 COMMON_ROWS = 512
 """As many as graphs are recorded for. Passes of more rows are long, and of ever other shapes."""
@@ -54,6 +54,7 @@ class Plan:
     split_starts: Tensor  # [T] where in the workspace the row's splits begin
     tree_starts: Tensor  # [T] position of the tree's first level, or CHAIN
     row_tables: Tensor  # [T] where in `tables` the session's block table begins
+    backs: Tensor  # [T] 1 + which of `Drawn.backs` says how far before its place the row is; 0: it is there
     tile_rows: Tensor  # [N] first row
     tile_counts: Tensor  # [N] rows
     tile_begins: Tensor  # [N] first split
@@ -117,7 +118,7 @@ class PlanBuffer:
 
     def _blocks(self, feed: Feed) -> int:
         """How many blocks of its session the feed looks at or writes to."""
-        return -(-(len(feed.sequence.cached) + feed.grown + len(feed)) // self._block_size)
+        return -(-(feed.base + len(feed)) // self._block_size)
 
     def lay_out(self, feeds: Sequence[Feed]) -> Rows:
         """The rows of a pass over `feeds`, in tall tiles if they are many, and more a session than others hold."""
@@ -143,28 +144,29 @@ class PlanBuffer:
         """Write a pass whose rows all stand for nothing."""
         self._write(self._sections(shape), {}, array("i", (self._spare,)))
 
-    def fits_chains(self, sequences: Sequence[KvSequence], steps: int, sessions: int) -> bool:
+    def fits_chains(self, stems: Sequence[Stem], steps: int, sessions: int) -> bool:
         """True if so many steps can be taken in `sessions` equal parts of the workspace."""
-        longest = max(len(sequence.cached) for sequence in sequences) + steps
+        longest = max(stem.length for stem in stems) + steps
         reach = split_end(self._split_entries // sessions - 1)
-        return longest <= reach and len(sequences) * -(-longest // self._block_size) < self._table_entries
+        return longest <= reach and len(stems) * -(-longest // self._block_size) < self._table_entries
 
-    def fill_chains(self, sequences: Sequence[KvSequence], steps: int, shape: Shape) -> None:
+    def fill_chains(self, stems: Sequence[Stem], steps: int, shape: Shape) -> None:
         """Write what `outrider.engine.fused.loop.advance` makes the first step of: each session before its next token.
 
         Where a session has no room for all steps, what it draws beyond that is nobody's. `shape` has a row and a tile
         for each session. Each gets an equal part of the workspace.
         """
-        lengths = np.array([len(sequence.cached) for sequence in sequences])
+        lengths = np.array([stem.length for stem in stems])
         reached = lengths + steps - 1  # the last token is drawn, but not run
-        starts, tables = block_tables(sequences, -(-reached // self._block_size), self._spare)
+        starts, tables = block_tables([stem.sequence for stem in stems], -(-reached // self._block_size), self._spare)
         each, part = np.arange(shape.rows, dtype=np.int32), self._split_entries // shape.rows
         ends = np.full(shape.rows, int(split_of(np.array(1))) + 1, np.int32)  # of the rows that stand for nothing
-        ends[: len(sequences)] = split_of(lengths) + 1
+        ends[: len(stems)] = split_of(lengths) + 1
         values: dict[str, Section] = {
             "positions": (lengths - 1).astype(np.int32),
             "split_starts": each * np.int32(part),
             "row_tables": starts.astype(np.int32),
+            "backs": np.array([stem.back + 1 for stem in stems], np.int32),
             "tile_rows": each,
             "tile_counts": np.ones(shape.rows, np.int32),
             "tile_ends": ends,
@@ -225,7 +227,7 @@ class PlanBuffer:
 
 def _lengths(shape: Shape) -> dict[str, int]:
     """Of the sections before the block tables, which are as long as they are."""
-    rows = ("ids", "positions", "slots", "split_starts", "tree_starts", "row_tables")
+    rows = ("ids", "positions", "slots", "split_starts", "tree_starts", "row_tables", "backs")
     tiles = ("tile_rows", "tile_counts", "tile_begins", "tile_ends")
     return dict.fromkeys(rows, shape.rows) | dict.fromkeys(tiles, shape.tiles) | {"logit_rows": shape.logit_rows}
 

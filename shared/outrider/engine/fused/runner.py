@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from itertools import chain
 from typing import Any
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from outrider.engine.batch import Feed
 from outrider.engine.draft_vocabulary import DraftVocabulary, widened
-from outrider.engine.drawn import Drawn
+from outrider.engine.drawn import BACK, Drawn, Guessed, settled
 from outrider.engine.fused.borders import TALL_FROM
 from outrider.engine.fused.capture import recorded
 from outrider.engine.fused.decoder import FusedDecoder
 from outrider.engine.fused.loop import MOST_SESSIONS, Draws, advance, look_up
 from outrider.engine.fused.plan import Plan, PlanBuffer, Shape
-from outrider.engine.runner import Chains, Growth
-from outrider.engine.sequence import KvSequence
+from outrider.engine.fused.settle import move_back, settle
+from outrider.engine.runner import Chains, DrawingChains, Growth, Stem
 from outrider.sampling.device_draw import KEY_WORDS, DrawMemory, draw_into
 from outrider.sampling.state import SamplingState
 from outrider.telemetry.logs import get_logger
@@ -59,26 +59,32 @@ class FusedRunner:
         _, logits = self._launch(feeds, drawn=drawn)
         return logits.clone() if self._vocabulary is None else self._named(logits)  # the memory is the next pass's
 
+    def settle(self, drawn: Tensor, rounds: Sequence[Guessed]) -> Drawn:
+        """See `Runner`."""
+        return settled(settle(drawn, rounds))
+
     def chains(
         self,
-        sequences: Sequence[KvSequence],
+        stems: Sequence[Stem],
         states: Sequence[SamplingState],
         logits: Tensor,
         steps: int,
         beside: int,
-        meanwhile: Callable[[Drawn], None],
-    ) -> Chains | None:
+        backs: Tensor | None = None,
+    ) -> DrawingChains | None:
         """See `Runner`."""
-        count = len(sequences)
+        count = len(stems)
         if count > MOST_SESSIONS:
             return None
         sessions = _bucket(count)
-        if not self._plans.fits_chains(sequences, steps, sessions):
+        if not self._plans.fits_chains(stems, steps, sessions):
             return None
         draws = self._draws or self.prepare_chains()
         draws.set_keys(states, [1] * count)
         plan = self._plans.plan(Shape(sessions, sessions, sessions))
-        self._plans.fill_chains(sequences, steps, plan.shape)
+        self._plans.fill_chains(stems, steps, plan.shape)
+        if backs is not None:
+            move_back(plan, backs)
         found, drawn = draws.room(steps, count), draws.drawn(count)
         draw_into(drawn, logits.contiguous(), draws.keys(count), plan.positions, 1, draws.memory)
         found[0, :, :count] = drawn
@@ -88,8 +94,7 @@ class FusedRunner:
             else:
                 self._loop_step(plan, draws)
             found[step, :, :count] = drawn
-        where = Drawn(found.view(-1), found.stride(0))
-        return draws.collected(found, count, beside, partial(meanwhile, where))
+        return draws.sent(found, count, beside)
 
     def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
         """See `Runner`. The host writes the plan of a pass while the one before runs, and waits once, at the end."""
@@ -105,7 +110,7 @@ class FusedRunner:
             plan, logits = self._launch([growth.feed(step) for growth in growths], ids)
             draw_into(drawn, self._named(logits), draws.keys(count), plan.positions, 1, draws.memory)
             ids = drawn[0]
-        return draws.collected(found, count)
+        return draws.sent(found, count).collected()
 
     def rank(
         self, logits: Tensor, states: Sequence[SamplingState], positions: Sequence[Sequence[int]]
@@ -118,17 +123,21 @@ class FusedRunner:
         draws.set_keys(states, [len(each) for each in positions], list(chain.from_iterable(positions)))
         found = draws.room(1, count)
         draw_into(found[0, :, :count], logits.contiguous(), draws.keys(count), draws.positions(count), 0, draws.memory)
-        return draws.collected(found, count)
+        return draws.sent(found, count).collected()
 
     def prepare_chains(self) -> Draws:
         """See `Runner`."""
-        width = len(self._decoder.embedding) if self._vocabulary is None else self._vocabulary.target_size
-        draws = self._draws = Draws(MOST_SESSIONS, width, self._decoder.embedding.device)
+        draws = self._draws = Draws(MOST_SESSIONS, self._width, self._decoder.embedding.device)
         for sessions in (rows for rows in GRAPH_ROWS if self._with_graphs and rows <= MOST_SESSIONS):
             shape = Shape(sessions, sessions, sessions)
             self._plans.fill_nothing(shape)
             self._loops[sessions], _ = recorded(partial(self._loop_step, self._plans.plan(shape), draws), self._pool)
         return draws
+
+    @property
+    def _width(self) -> int:
+        """How many ids there are, where tokens are named as the target does."""
+        return len(self._decoder.embedding) if self._vocabulary is None else self._vocabulary.target_size
 
     def _loop_step(self, plan: Plan, draws: Draws) -> None:
         sessions = plan.shape.rows
@@ -156,7 +165,10 @@ class FusedRunner:
                 _, logits = self._graph(shape)
         _compile_draws(self._named(logits))
         ids = torch.zeros(1, dtype=torch.int32, device=logits.device)
-        look_up(ids, Drawn(ids, 1), 1)  # compiles it, for the first pass that runs what it does not know yet
+        # These are compiled for the first passes that run what the host does not know yet.
+        look_up(ids, Drawn(ids, 1), 1)
+        self._plans.fill_nothing(one := Shape(1, 1, 1))
+        move_back(self._plans.plan(one), settle(ids, [Guessed(0, 0, (0,))])[BACK])
 
     def _launch(
         self, feeds: Sequence[Feed], ids: Tensor | None = None, drawn: Drawn | None = None
@@ -177,7 +189,9 @@ class FusedRunner:
         if ids is not None:
             plan.ids[:total] = ids
         if drawn is not None:
-            look_up(plan.ids[:total], drawn, len(self._decoder.embedding))
+            look_up(plan.ids[:total], drawn, self._width)
+            if drawn.backs is not None:
+                move_back(plan, drawn.backs)
         logits = self._replay(shape) if from_graph and len(plan.slices) == 1 else self._run(plan)
         return plan, logits[:wanted]
 

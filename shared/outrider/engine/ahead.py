@@ -1,0 +1,100 @@
+"""What a round is followed by whatever it comes to, so that it can begin before anybody knows what that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
+from outrider.acceptance.tree import TokenTree
+from outrider.engine.batch import Feed
+from outrider.engine.drawn import BEFORE, NEXT, Drawn, Guessed
+from outrider.engine.guess import DraftSession, Growing, Guess
+from outrider.engine.own_draft import OwnDraft
+from outrider.engine.sessions import Session
+from outrider.protocol.items import DraftFirst
+from outrider.sampling.verify import VerifyRows
+
+Target = Session[VerifyRows]
+
+
+class There(NamedTuple):
+    """A round whose pass is being finished."""
+
+    work: VerifyRows
+    row: int  # its first one of the logits
+
+
+class Going(NamedTuple):
+    """A round that has begun while the token before it is still being drawn."""
+
+    work: VerifyRows
+    feed: Feed  # that token and what is guessed after it, where it will stand
+    guess: Guess | None = None  # what is being guessed, if it is
+
+
+class Following(NamedTuple):
+    """A round that can begin before it is known after what."""
+
+    session: Target
+    there: There  # the round before it, with a chain of guesses or none
+    length: int  # tokens to guess
+    draft: DraftSession | None  # who guesses them; None: nobody, there are none
+
+    @property
+    def furthest(self) -> int:
+        """Where the token before its guess goes, if all that is being verified stands."""
+        return len(self.session.history) + len(self.there.work.proposal)
+
+    @property
+    def guessed(self) -> Guessed:
+        """The round before it, as `Engine.settle` takes it."""
+        return Guessed(self.there.row, self.session.history[-1], self.there.work.proposal.tree.tokens)
+
+    def to_draft(self, outcomes: Drawn, row: int) -> Feed:
+        """The two last tokens before the guess; of the first of them the draft may have the KV already.
+
+        `row`: of the round before it in `outcomes`.
+        """
+        assert self.draft is not None
+        tokens = outcomes.reference(BEFORE, row), outcomes.reference(NEXT, row)
+        return Feed(self.draft.sequence, tokens, at=self.furthest - 1, back=row)
+
+    def to_verify(self, outcomes: Drawn, row: int, guess: Guess | None, tokens: Sequence[int]) -> Going:
+        """Its round; `tokens` stand for those of the guess."""
+        work = VerifyRows(self.session.sampling, self.furthest + 1, placeholder(len(tokens)))
+        token = outcomes.reference(NEXT, row)
+        feed = Feed(self.session.sequence, (token,), TokenTree.chain(tokens), at=self.furthest, back=row)
+        return Going(work, feed, guess)
+
+    def new_guess(self) -> Guess:
+        """What is to be guessed."""
+        return Guess(self.length, Growing())
+
+
+def following(session: Target, there: There, own: OwnDraft, depth: int) -> Following | None:
+    """The round that is ordered to follow, if it is known and can begin now. `depth`: what votes have come to."""
+    if not session.orders or not there.work.proposal.tree.is_chain:
+        return None
+    order, guessed = session.orders[0], len(there.work.proposal)
+    room = session.sequence.max_length - (len(session.history) + guessed + 1)
+    if order.foreseen or room < 0:
+        return None
+    wanted = order.draft_first
+    if wanted is None:
+        return Following(session, there, 0, None) if order.plainly else None
+    length = min(length_of(wanted, depth), room)
+    if length == 0:
+        return Following(session, there, 0, None)
+    draft = None if wanted.siblings else own.ready(session, guessed, length)
+    return None if draft is None else Following(session, there, length, draft)
+
+
+def length_of(wanted: DraftFirst, depth: int) -> int:
+    """How many tokens it comes to, if votes come to `depth`."""
+    return wanted.max_tokens if wanted.vote is None else min(depth, wanted.max_tokens)
+
+
+def placeholder(size: int) -> Proposal:
+    """As many tokens as there will be."""
+    return Proposal(TokenTree.chain([0] * size), Source.MODEL) if size else NO_PROPOSAL
