@@ -173,7 +173,11 @@ class Generations:
 
     def _speculator(self, session: Session, target: TargetBinding) -> Speculator:
         settings, wanted = self._settings, session.request.speculation
-        trees = settings.trees if wanted.rule is Rule.MATCH else TreeMode.OFF
+        # Without draft replicas it is the verifiers that draft, if anybody does.
+        drafting = [] if self._replicas.drafts else [link for link in self._replicas.verifiers if link.drafts]
+        own, trees = bool(drafting), settings.trees if wanted.rule is Rule.MATCH else TreeMode.OFF
+        if trees is TreeMode.AUTO and any(link.goes_ahead for link in drafting):
+            trees = TreeMode.OFF  # siblings would bring less than not going ahead costs
         policy = Policy(
             wanted.fixed_length,
             settings.fallback_window,
@@ -183,8 +187,6 @@ class Generations:
         )
         kinds = {wanted.drafter} if wanted.drafter is not DrafterKind.AUTO else {DrafterKind.NGRAM, DrafterKind.MODEL}
         self._replicas.tell_step_times(self.costs)
-        # Without draft replicas it is the verifiers that draft, if anybody does.
-        own = not self._replicas.drafts and any(link.drafts for link in self._replicas.verifiers)
         in_step = own and DrafterKind.MODEL in kinds
         control = DraftControl(self.costs, policy, self.pools, self.nodes, in_step=in_step)
         look_ahead: LookAhead | None = None

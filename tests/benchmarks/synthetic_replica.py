@@ -25,7 +25,7 @@ from outrider.engine.options import EngineOptions
 from outrider.engine.replica import Replica
 from outrider.engine.tokenizer_files import export_tokenizer
 from outrider.rpc.server import run_event_loop
-from outrider.telemetry.logs import get_logger
+from outrider.telemetry.logs import configure, get_logger
 from outrider.text.vocabulary import fingerprint, tokens_by_id
 from outrider_draft import process as draft_process
 from outrider_draft.settings import DraftSettings
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--kv-tokens", type=int, default=160_000)
     parser.add_argument("--busy-file", help="where the verifier counts the seconds that it spends in passes")
     arguments = parser.parse_args()
+    configure("info")
     common = {"model": "synthetic", "device": arguments.device}
     run_event_loop(serve(arguments, common))
 

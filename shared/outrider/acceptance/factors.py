@@ -45,7 +45,8 @@ class Factors:
     In a cell it is the lower median of what was observed there, the more of it the more there is, and else what was
     observed near by, which is all there is where nothing was: so all times move together when the host, the network or
     the contexts make everything slower than it was when the expectation was measured. Only, what the next size takes
-    more than expected is hoped to be no more milliseconds than at the size below it, so that it is tried.
+    more than expected is hoped to be no more milliseconds than at the size below it, so that it is tried; and what
+    guesses take more, no more than what plain rounds do, in which a device waits sooner for its host.
     """
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ class Factors:
             apart = abs(cell[0] - other[0]) + abs(cell[1] - other[1])
             if not apart:
                 trust, own = count, factor
-            elif cell[0] == other[0] and cell[1] > other[1] >= WHOLE and factor > 1.0:
+            elif cell[0] == other[0] and factor > 1.0 and _may_cost_no_more(cell[1], other[1]):
                 factor = 1.0 + (factor - 1.0) * min(1.0, self._expected[other] / expected)
             elif plain is not None and cell[0] == other[0] and MIXED <= other[1] < WHOLE <= cell[1] and factor > plain:
                 more = (factor - plain) / (rows_at(other[1]) - 1.0)
@@ -109,3 +110,8 @@ class Factors:
             elif not samples:
                 del self._samples[cell]
         return found
+
+
+def _may_cost_no_more(size: int, other: int) -> bool:
+    """Whether what a size takes more than expected may be no more milliseconds than what another one does."""
+    return size >= WHOLE and (other == 0 or size > other >= WHOLE)

@@ -51,7 +51,7 @@ class StepTimes:
         """
         if self.plain is not None and sessions is not None and rows <= sessions:
             return self.plain.at(rows)
-        time = max(self.milliseconds[0], _on_line(self.rows, self.milliseconds, rows))
+        time = max(self.milliseconds[0], on_line(self.rows, self.milliseconds, rows))
         fewest = max(1.0, rows / self.each)
         if self.apart is None or sessions is None or rows <= fewest:
             return time
@@ -62,10 +62,11 @@ class StepTimes:
         """What it takes more if every row is another session's; beyond what was measured in proportion to the rows."""
         last = apart.rows[-1]
         within = min(rows, last)
-        return (apart.at(within) - _on_line(self.rows, self.milliseconds, within)) * rows / within
+        return (apart.at(within) - on_line(self.rows, self.milliseconds, within)) * rows / within
 
 
-def _on_line(rows: Sequence[int], milliseconds: Sequence[float], wanted: float) -> float:
+def on_line(rows: Sequence[int], milliseconds: Sequence[float], wanted: float) -> float:
+    """Straight lines between the points, and beyond the last along its line."""
     if len(rows) == 1 or wanted <= rows[0]:
         return milliseconds[0]
     place = min(bisect_left(rows, wanted), len(rows) - 1)

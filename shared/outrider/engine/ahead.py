@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
@@ -11,6 +12,7 @@ from outrider.engine.batch import Feed
 from outrider.engine.drawn import BEFORE, NEXT, Drawn, Guessed
 from outrider.engine.guess import DraftSession, Growing, Guess
 from outrider.engine.own_draft import OwnDraft
+from outrider.engine.sequence import NO_TREE
 from outrider.engine.sessions import Session
 from outrider.protocol.items import DraftFirst
 from outrider.sampling.verify import VerifyRows
@@ -62,10 +64,10 @@ class Following(NamedTuple):
 
     def to_verify(self, outcomes: Drawn, row: int, guess: Guess | None, tokens: Sequence[int]) -> Going:
         """Its round; `tokens` stand for those of the guess."""
-        work = VerifyRows(self.session.sampling, self.furthest + 1, placeholder(len(tokens)))
-        token = outcomes.reference(NEXT, row)
-        feed = Feed(self.session.sequence, (token,), TokenTree.chain(tokens), at=self.furthest, back=row)
-        return Going(work, feed, guess)
+        session, furthest = self.session, self.furthest
+        work = VerifyRows(session.sampling, furthest + 1, placeholder(len(tokens)), known=True)
+        tree = TokenTree.chain(tokens) if tokens else NO_TREE
+        return Going(work, Feed(session.sequence, (outcomes.reference(NEXT, row),), tree, at=furthest, back=row), guess)
 
     def new_guess(self) -> Guess:
         """What is to be guessed."""
@@ -95,6 +97,7 @@ def length_of(wanted: DraftFirst, depth: int) -> int:
     return wanted.max_tokens if wanted.vote is None else min(depth, wanted.max_tokens)
 
 
+@lru_cache(maxsize=256)
 def placeholder(size: int) -> Proposal:
     """As many tokens as there will be."""
     return Proposal(TokenTree.chain([0] * size), Source.MODEL) if size else NO_PROPOSAL

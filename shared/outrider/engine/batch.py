@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -36,8 +36,13 @@ class Feed:
     at: int | None = None  # the furthest index in the cache that its first token may have
     back: int = -1  # which of the pass's `backs` says how much less it is; -1: it is that one
 
+    size: int = field(init=False)  # how many rows it has
+
+    def __post_init__(self) -> None:
+        self.size = len(self.tokens) + len(self.tree.tokens) - self.grown
+
     def __len__(self) -> int:
-        return len(self.tokens) + len(self.tree.tokens) - self.grown
+        return self.size
 
     def ids(self) -> tuple[int, ...]:
         """The token ids of its rows."""

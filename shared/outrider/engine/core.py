@@ -145,7 +145,7 @@ class ReplicaCore(ABC, Generic[Work]):
             feeds = [
                 self.last_feed(session) if completes else _part(session, grant) for session, grant, completes in granted
             ]
-            sizes = list(map(len, feeds))
+            sizes = [feed.size for feed in feeds]
             rows, prompt_rows = sum(sizes), sum(size for size in sizes if size > self.max_proposal + 1)
             if not self.engine.computes_apart:
                 self.overlap()

@@ -225,7 +225,7 @@ class DraftCore(ReplicaCore[Drafting]):
         base = len(session.history) + len(append)
         try:
             session.work = None
-            self.sessions.go_on(session, append)
+            self.sessions.go_on(session, append, ())
             session.work = guess
         except Exception as error:
             return self.refusal(Key(session.number, session.epoch, base), error)

@@ -133,7 +133,7 @@ class DraftingVerifyCore(VerifyCore):
         """See `VerifyCore`."""
         feed = super().last_feed(session)
         awaited = self._awaited.get(session)
-        return feed if awaited is None else replace(feed, tree=awaited.tree)
+        return feed if awaited is None or feed.at is not None else replace(feed, tree=awaited.tree)
 
     def expire(self, now: float) -> None:
         """See `Core`."""
@@ -273,11 +273,12 @@ class DraftingVerifyCore(VerifyCore):
 
     def _await(self, chains: ChainsUnderWay, where: Drawn) -> None:
         """Let what is drafted be verified from where it will be, for all whose history is known."""
+        ahead = chains.ahead or ()
         for row, (draft, guess) in enumerate(zip(chains.sessions, chains.guesses, strict=True)):
-            session = self._own.asked_for(draft)
+            session = None if draft in ahead else self._own.asked_for(draft)
             if session is not None and guess.max_tokens <= chains.steps:
                 tree = TokenTree.chain(where.line(row, guess.max_tokens))
-                session.work = VerifyRows(session.sampling, len(session.history), placeholder(len(tree)))
+                session.work = VerifyRows(session.sampling, len(session.history), placeholder(len(tree)), known=True)
                 self._awaited[session] = Awaited(tree, session.work)
 
     def _with_guesses(self, behind: Launched[VerifyRows]) -> Launched[VerifyRows]:

@@ -22,9 +22,10 @@ class Drawn:
         """What stands for that token in a feed. No token id is negative."""
         return -1 - (self.first + step * self.step_size + row)
 
-    def line(self, row: int, steps: int) -> list[int]:
+    def line(self, row: int, steps: int) -> range:
         """The references of a row's first tokens."""
-        return [self.reference(step, row) for step in range(steps)]
+        first, size = self.reference(0, row), self.step_size
+        return range(first, first - steps * size, -size)
 
     def after(self, other: Drawn) -> Drawn:
         """These tokens in one memory with those of `other`, whose references stay what they are; and its backs."""

@@ -104,7 +104,7 @@ class Engine:
         """
         total = 0
         for feed in feeds:
-            count = len(feed)
+            count = feed.size
             assert count
             assert feed.continues, "align before the next pass, or grow the tree"
             feed.sequence.check_room(count, feed.at)

@@ -146,7 +146,7 @@ class OwnDraft:
         sequence = draft.sequence
         table = sequence.table
         try:
-            sequence.align(draft.history, len(draft.history))
+            sequence.cut(len(draft.history) - 1)
         except ResourceExhausted:
             return False
         return sequence.table is table

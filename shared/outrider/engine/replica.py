@@ -13,9 +13,11 @@ import grpc.aio
 import torch
 from transformers.utils import logging as transformers_logging
 
+from outrider.acceptance.step_times import StepTimes
 from outrider.config.replica import ReplicaSettings
 from outrider.engine.core import ReplicaCore
 from outrider.engine.engine import Engine
+from outrider.engine.guessing_times import goes_ahead, in_a_row
 from outrider.engine.model import LoadedModel, load_model
 from outrider.engine.options import EngineOptions, ModelOptions
 from outrider.engine.step_times import time_drafting, time_verifying
@@ -75,6 +77,13 @@ def _quieten_transformers() -> None:
         transformers_logging.disable_progress_bar()
 
 
+def _times_of(core: ReplicaCore[Any], role: Role) -> tuple[StepTimes | None, StepTimes | None]:
+    """Of its passes, and of those of its own draft."""
+    times = (time_verifying if role is Role.VERIFIER else time_drafting)(core)
+    drafting = time_drafting(core.own_draft) if core.own_draft else None
+    return (times, drafting) if times is None or drafting is None else in_a_row(core, times, drafting)
+
+
 class Replica:
     """A running replica: `start` and `stop` it, or `run` it until a signal. Made inside the event loop."""
 
@@ -99,14 +108,16 @@ class Replica:
         self._heartbeats: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._worker = DeviceWorker(core, on_failure=self._device_failed)
+        step_times, draft_step_times = _times_of(core, self._role)
         self._info = info = ReplicaInfo(
             model=core.engine.info,
             role=model_pb2.ReplicaRole.Value(f"REPLICA_ROLE_{role.upper()}"),
             capacity_tokens=core.engine.capacity_tokens,
             max_proposal=core.max_proposal,
             drafts=core.own_draft is not None,
-            step_times=(time_verifying if self._role is Role.VERIFIER else time_drafting)(core),
-            draft_step_times=time_drafting(core.own_draft) if core.own_draft else None,
+            goes_ahead=goes_ahead(core),
+            step_times=step_times,
+            draft_step_times=draft_step_times,
         )
         self._streams = ReplicaStreams(codec, self._worker, info)
         self.server.add(codec.service, partial(register, self._streams))

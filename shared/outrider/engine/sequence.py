@@ -95,6 +95,12 @@ class KvSequence:
             self.accept(self._walk(history, limit))
         self.tree = NO_TREE
 
+    def cut(self, length: int) -> None:
+        """Make `cached` no longer than that, and drop what is in flight. Raises ResourceExhausted as `align` does."""
+        if length < len(self.cached):
+            self._roll_back(length)
+        self.tree = NO_TREE
+
     def accept(self, path: Sequence[int]) -> None:
         """What `align` does where the history went on with `path` of the tree in flight, then a token without KV."""
         if path:

@@ -64,6 +64,7 @@ class Session(Generic[Work]):
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     judged: tuple[Proposal, Verdict] | None = None  # the round that ended last, while `history` is still its base
     orders: tuple[FollowUp, ...] = ()  # what to do when the round in progress has ended, then what follows that
+    freed: bool = False
     ordered_at: int | None = None  # base length of the first order, which the others extend; None: there was none
 
     @property
@@ -96,7 +97,7 @@ class SessionTable(Generic[Work]):
 
     def __contains__(self, session: Session[Work]) -> bool:
         """False once it has been freed."""
-        return self._sessions.get((session.peer, session.number)) is session
+        return not session.freed
 
     def waiting(self) -> Iterator[Session[Work]]:
         """Those that want a forward pass. Without a round to finish, all but the last token is run ahead of it."""
@@ -191,6 +192,7 @@ class SessionTable(Generic[Work]):
 
     def remove(self, session: Session[Work]) -> None:
         """Free the session; its full blocks stay in the prefix cache."""
+        session.freed = True
         self._engine.close(session.sequence)
         del self._sessions[session.peer, session.number]
         self.on_remove(session)

@@ -54,8 +54,9 @@ class ReplicaLink(Generic[Item, Reply]):
         """`silence_s`: seconds without a sign of life after which the replica counts as lost."""
         self.address = address
         self.model: ModelInfo | None = None
-        self.welcome: replica_pb2.Welcome | None = None  # of the current connection, as are the next four
+        self.welcome: replica_pb2.Welcome | None = None  # of the current connection, as are the next five
         self.drafts = False  # it is a verifier that can be told to draft first
+        self.goes_ahead = False  # and begins guesses before it is known what came of the last, if they have no siblings
         self.max_proposal: int | None = None  # most tokens of a proposal that it takes; None: it is not connected
         self.step_times: StepTimes | None = None  # what its passes take, if it says so
         self.draft_step_times: StepTimes | None = None  # those of its own draft
@@ -286,7 +287,7 @@ class ReplicaLink(Generic[Item, Reply]):
         self.step_times = step_times_from_proto("step_times", welcome.step_times)
         self.draft_step_times = step_times_from_proto("draft_step_times", welcome.draft_step_times)
         self.welcome = welcome
-        self.drafts, self.max_proposal = welcome.drafts, welcome.max_proposal
+        self.drafts, self.goes_ahead, self.max_proposal = welcome.drafts, welcome.goes_ahead, welcome.max_proposal
         self.refusal = None
         self._outbox.clear()
         self._leave.clear()
@@ -306,7 +307,7 @@ class ReplicaLink(Generic[Item, Reply]):
         self._up.clear()
         self._takes_new.clear()
         self.welcome = None
-        self.drafts, self.max_proposal = False, None
+        self.drafts, self.goes_ahead, self.max_proposal = False, False, None
         self.step_times = self.draft_step_times = None
         self._outbox.clear()
         why = f"{self.address} was lost: {reason(error)}"

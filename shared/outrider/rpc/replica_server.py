@@ -74,6 +74,7 @@ class ReplicaInfo:
     capacity_tokens: int
     max_proposal: int
     drafts: bool = False  # a verifier with a draft of its own
+    goes_ahead: bool = False  # which begins guesses before it is known what came of the last ones
     step_times: StepTimes | None = None
     draft_step_times: StepTimes | None = None  # of that draft
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -197,6 +198,7 @@ class ReplicaStreams(Generic[Item, Reply]):
             context_length=self._info.model.context_length,
             max_proposal=self._info.max_proposal,
             drafts=self._info.drafts,
+            goes_ahead=self._info.goes_ahead,
             step_times=step_times_to_proto(self._info.step_times),
             draft_step_times=step_times_to_proto(self._info.draft_step_times),
         )

@@ -35,9 +35,10 @@ class VerifyRows:
     state: SamplingState
     base_length: int
     proposal: Proposal
+    known: bool = False  # to be one that can be verified
 
     def __post_init__(self) -> None:
-        if self.proposal is not NO_PROPOSAL:
+        if not self.known and self.proposal is not NO_PROPOSAL:
             validate_proposal(self.proposal, self.state.rule, vocabulary_size=self.state.vocabulary_size)
         assert self.state.counts is None or self.state.length == self.base_length, "the state was not advanced"
 

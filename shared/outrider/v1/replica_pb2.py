@@ -25,43 +25,43 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import sampling_pb2 as outrider_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19outrider/v1/replica.proto\x12\x0boutrider.v1\x1a\x1aoutrider/v1/sampling.proto\"o\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1e\n\x16vocabulary_fingerprint\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x13\n\x0b\x63oordinator\x18\x04 \x01(\t\"\xeb\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x03 \x01(\x04\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x14\n\x0cmax_proposal\x18\x05 \x01(\r\x12\x0e\n\x06\x64rafts\x18\x06 \x01(\x08\x12)\n\nstep_times\x18\x07 \x03(\x0b\x32\x15.outrider.v1.StepTime\x12/\n\x10\x64raft_step_times\x18\x08 \x03(\x0b\x32\x15.outrider.v1.StepTime\"\x96\x01\n\x08StepTime\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\r\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x1a\n\x12\x61part_microseconds\x18\x04 \x01(\r\x12\x1c\n\x14\x66urther_microseconds\x18\x05 \x01(\r\x12\x1a\n\x12plain_microseconds\x18\x06 \x01(\r\"\x1c\n\x08\x44raining\x12\x10\n\x08grace_ms\x18\x01 \x01(\r\",\n\tTokenTree\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\">\n\x12SparseDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x02\"\x89\x01\n\x08Proposal\x12$\n\x04tree\x18\x01 \x01(\x0b\x32\x16.outrider.v1.TokenTree\x12+\n\x06source\x18\x02 \x01(\x0e\x32\x1b.outrider.v1.ProposalSource\x12*\n\x01q\x18\x03 \x03(\x0b\x32\x1f.outrider.v1.SparseDistribution\"U\n\x08\x46oreseen\x12\x0c\n\x04node\x18\x01 \x01(\x11\x12\x12\n\nnext_token\x18\x02 \x01(\r\x12\'\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.outrider.v1.Proposal\"\xf9\x01\n\x04Open\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12\x12\n\nmax_length\x18\x03 \x01(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12)\n\x04rule\x18\x05 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\x12\x0c\n\x04seed\x18\x06 \x01(\x06\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\ncache_salt\x18\t \x01(\tB\x0b\n\t_logprobs\"\'\n\x07\x41\x64vance\x12\x0c\n\x04keep\x18\x01 \x01(\r\x12\x0e\n\x06\x61ppend\x18\x02 \x03(\r\"\x18\n\x05\x43lose\x12\x0f\n\x07keep_ms\x18\x01 \x01(\r\"\x1f\n\x06Opened\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\"\x08\n\x06\x43losed\"F\n\tItemError\x12(\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1a.outrider.v1.ItemErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t*\x81\x01\n\x0eProposalSource\x12\x1f\n\x1bPROPOSAL_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14PROPOSAL_SOURCE_NONE\x10\x01\x12\x19\n\x15PROPOSAL_SOURCE_MODEL\x10\x02\x12\x19\n\x15PROPOSAL_SOURCE_NGRAM\x10\x03*\xa7\x02\n\rItemErrorCode\x12\x1f\n\x1bITEM_ERROR_CODE_UNSPECIFIED\x10\x00\x12#\n\x1fITEM_ERROR_CODE_UNKNOWN_SESSION\x10\x01\x12\x1f\n\x1bITEM_ERROR_CODE_STALE_EPOCH\x10\x02\x12\x1f\n\x1bITEM_ERROR_CODE_BASE_LENGTH\x10\x03\x12$\n ITEM_ERROR_CODE_INVALID_ARGUMENT\x10\x04\x12&\n\"ITEM_ERROR_CODE_RESOURCE_EXHAUSTED\x10\x05\x12\"\n\x1eITEM_ERROR_CODE_CONTEXT_LENGTH\x10\x06\x12\x1c\n\x18ITEM_ERROR_CODE_INTERNAL\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19outrider/v1/replica.proto\x12\x0boutrider.v1\x1a\x1aoutrider/v1/sampling.proto\"o\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1e\n\x16vocabulary_fingerprint\x18\x02 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x13\n\x0b\x63oordinator\x18\x04 \x01(\t\"\xff\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x03 \x01(\x04\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x14\n\x0cmax_proposal\x18\x05 \x01(\r\x12\x0e\n\x06\x64rafts\x18\x06 \x01(\x08\x12)\n\nstep_times\x18\x07 \x03(\x0b\x32\x15.outrider.v1.StepTime\x12/\n\x10\x64raft_step_times\x18\x08 \x03(\x0b\x32\x15.outrider.v1.StepTime\x12\x12\n\ngoes_ahead\x18\t \x01(\x08\"\x96\x01\n\x08StepTime\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\x14\n\x0cmicroseconds\x18\x02 \x01(\r\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x1a\n\x12\x61part_microseconds\x18\x04 \x01(\r\x12\x1c\n\x14\x66urther_microseconds\x18\x05 \x01(\r\x12\x1a\n\x12plain_microseconds\x18\x06 \x01(\r\"\x1c\n\x08\x44raining\x12\x10\n\x08grace_ms\x18\x01 \x01(\r\",\n\tTokenTree\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\">\n\x12SparseDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprobabilities\x18\x02 \x03(\x02\"\x89\x01\n\x08Proposal\x12$\n\x04tree\x18\x01 \x01(\x0b\x32\x16.outrider.v1.TokenTree\x12+\n\x06source\x18\x02 \x01(\x0e\x32\x1b.outrider.v1.ProposalSource\x12*\n\x01q\x18\x03 \x03(\x0b\x32\x1f.outrider.v1.SparseDistribution\"U\n\x08\x46oreseen\x12\x0c\n\x04node\x18\x01 \x01(\x11\x12\x12\n\nnext_token\x18\x02 \x01(\r\x12\'\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.outrider.v1.Proposal\"\xf9\x01\n\x04Open\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12\x12\n\nmax_length\x18\x03 \x01(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12)\n\x04rule\x18\x05 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\x12\x0c\n\x04seed\x18\x06 \x01(\x06\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\ncache_salt\x18\t \x01(\tB\x0b\n\t_logprobs\"\'\n\x07\x41\x64vance\x12\x0c\n\x04keep\x18\x01 \x01(\r\x12\x0e\n\x06\x61ppend\x18\x02 \x03(\r\"\x18\n\x05\x43lose\x12\x0f\n\x07keep_ms\x18\x01 \x01(\r\"\x1f\n\x06Opened\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\"\x08\n\x06\x43losed\"F\n\tItemError\x12(\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1a.outrider.v1.ItemErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t*\x81\x01\n\x0eProposalSource\x12\x1f\n\x1bPROPOSAL_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14PROPOSAL_SOURCE_NONE\x10\x01\x12\x19\n\x15PROPOSAL_SOURCE_MODEL\x10\x02\x12\x19\n\x15PROPOSAL_SOURCE_NGRAM\x10\x03*\xa7\x02\n\rItemErrorCode\x12\x1f\n\x1bITEM_ERROR_CODE_UNSPECIFIED\x10\x00\x12#\n\x1fITEM_ERROR_CODE_UNKNOWN_SESSION\x10\x01\x12\x1f\n\x1bITEM_ERROR_CODE_STALE_EPOCH\x10\x02\x12\x1f\n\x1bITEM_ERROR_CODE_BASE_LENGTH\x10\x03\x12$\n ITEM_ERROR_CODE_INVALID_ARGUMENT\x10\x04\x12&\n\"ITEM_ERROR_CODE_RESOURCE_EXHAUSTED\x10\x05\x12\"\n\x1eITEM_ERROR_CODE_CONTEXT_LENGTH\x10\x06\x12\x1c\n\x18ITEM_ERROR_CODE_INTERNAL\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.replica_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROPOSALSOURCE']._serialized_start=1376
-  _globals['_PROPOSALSOURCE']._serialized_end=1505
-  _globals['_ITEMERRORCODE']._serialized_start=1508
-  _globals['_ITEMERRORCODE']._serialized_end=1803
+  _globals['_PROPOSALSOURCE']._serialized_start=1396
+  _globals['_PROPOSALSOURCE']._serialized_end=1525
+  _globals['_ITEMERRORCODE']._serialized_start=1528
+  _globals['_ITEMERRORCODE']._serialized_end=1823
   _globals['_HELLO']._serialized_start=70
   _globals['_HELLO']._serialized_end=181
   _globals['_WELCOME']._serialized_start=184
-  _globals['_WELCOME']._serialized_end=419
-  _globals['_STEPTIME']._serialized_start=422
-  _globals['_STEPTIME']._serialized_end=572
-  _globals['_DRAINING']._serialized_start=574
-  _globals['_DRAINING']._serialized_end=602
-  _globals['_TOKENTREE']._serialized_start=604
-  _globals['_TOKENTREE']._serialized_end=648
-  _globals['_SPARSEDISTRIBUTION']._serialized_start=650
-  _globals['_SPARSEDISTRIBUTION']._serialized_end=712
-  _globals['_PROPOSAL']._serialized_start=715
-  _globals['_PROPOSAL']._serialized_end=852
-  _globals['_FORESEEN']._serialized_start=854
-  _globals['_FORESEEN']._serialized_end=939
-  _globals['_OPEN']._serialized_start=942
-  _globals['_OPEN']._serialized_end=1191
-  _globals['_ADVANCE']._serialized_start=1193
-  _globals['_ADVANCE']._serialized_end=1232
-  _globals['_CLOSE']._serialized_start=1234
-  _globals['_CLOSE']._serialized_end=1258
-  _globals['_OPENED']._serialized_start=1260
-  _globals['_OPENED']._serialized_end=1291
-  _globals['_CLOSED']._serialized_start=1293
-  _globals['_CLOSED']._serialized_end=1301
-  _globals['_ITEMERROR']._serialized_start=1303
-  _globals['_ITEMERROR']._serialized_end=1373
+  _globals['_WELCOME']._serialized_end=439
+  _globals['_STEPTIME']._serialized_start=442
+  _globals['_STEPTIME']._serialized_end=592
+  _globals['_DRAINING']._serialized_start=594
+  _globals['_DRAINING']._serialized_end=622
+  _globals['_TOKENTREE']._serialized_start=624
+  _globals['_TOKENTREE']._serialized_end=668
+  _globals['_SPARSEDISTRIBUTION']._serialized_start=670
+  _globals['_SPARSEDISTRIBUTION']._serialized_end=732
+  _globals['_PROPOSAL']._serialized_start=735
+  _globals['_PROPOSAL']._serialized_end=872
+  _globals['_FORESEEN']._serialized_start=874
+  _globals['_FORESEEN']._serialized_end=959
+  _globals['_OPEN']._serialized_start=962
+  _globals['_OPEN']._serialized_end=1211
+  _globals['_ADVANCE']._serialized_start=1213
+  _globals['_ADVANCE']._serialized_end=1252
+  _globals['_CLOSE']._serialized_start=1254
+  _globals['_CLOSE']._serialized_end=1278
+  _globals['_OPENED']._serialized_start=1280
+  _globals['_OPENED']._serialized_end=1311
+  _globals['_CLOSED']._serialized_start=1313
+  _globals['_CLOSED']._serialized_end=1321
+  _globals['_ITEMERROR']._serialized_start=1323
+  _globals['_ITEMERROR']._serialized_end=1393
 # @@protoc_insertion_point(module_scope)

@@ -127,6 +127,7 @@ class Welcome(_message.Message):
     DRAFTS_FIELD_NUMBER: _builtins.int
     STEP_TIMES_FIELD_NUMBER: _builtins.int
     DRAFT_STEP_TIMES_FIELD_NUMBER: _builtins.int
+    GOES_AHEAD_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     incarnation: _builtins.str
     """Changes with every start of the process: state from another incarnation is gone."""
@@ -138,6 +139,10 @@ class Welcome(_message.Message):
     """Most proposed tokens in one round of one session."""
     drafts: _builtins.bool
     """A verifier that has a draft of its own, see `DraftFirst`."""
+    goes_ahead: _builtins.bool
+    """A verifier that drafts, and begins the next guesses before the host knows what came of the last ones: but only where
+    none has siblings.
+    """
     @_builtins.property
     def step_times(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTime]:
         """What passes took when the replica started, by rising numbers of rows; those of a verifier's own draft apart."""
@@ -155,10 +160,11 @@ class Welcome(_message.Message):
         drafts: _builtins.bool = ...,
         step_times: _abc.Iterable[Global___StepTime] | None = ...,
         draft_step_times: _abc.Iterable[Global___StepTime] | None = ...,
+        goes_ahead: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "context_length", b"context_length", "draft_step_times", b"draft_step_times", "drafts", b"drafts", "incarnation", b"incarnation", "max_proposal", b"max_proposal", "protocol_version", b"protocol_version", "step_times", b"step_times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_tokens", b"capacity_tokens", "context_length", b"context_length", "draft_step_times", b"draft_step_times", "drafts", b"drafts", "goes_ahead", b"goes_ahead", "incarnation", b"incarnation", "max_proposal", b"max_proposal", "protocol_version", b"protocol_version", "step_times", b"step_times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ class ManyChains(Rows):
         """As `Layout`; every feed's tree is a chain."""
         super().__init__(tall=tall)
         bases = np.array([feed.base for feed in feeds])
-        counts = np.array([len(feed) for feed in feeds])
+        counts = np.array([feed.size for feed in feeds])
         ends = counts.cumsum()
         firsts = ends - counts
         ids: list[int] = []

@@ -23,7 +23,7 @@ from outrider.engine.fused.slices import Slice, cut
 from outrider.engine.fused.staged import Staged
 from outrider.engine.runner import Stem
 
-COMMON_ROWS = 512
+COMMON_ROWS = 640
 """As many as graphs are recorded for. Passes of more rows are long, and of ever other shapes."""
 
 ALIGNMENT = 32
@@ -122,7 +122,7 @@ class PlanBuffer:
 
     def lay_out(self, feeds: Sequence[Feed]) -> Rows:
         """The rows of a pass over `feeds`, in tall tiles if they are many, and more a session than others hold."""
-        rows, chains = sum(map(len, feeds)), all(feed.tree.is_chain for feed in feeds)
+        rows, chains = sum([feed.size for feed in feeds]), all(feed.tree.is_chain for feed in feeds)
         tall = rows >= max(TALL_FROM, self.tile_rows * len(feeds) + 1) and self.tall_rows > self.tile_rows
         tall = tall and chains  # the tiles of a tree that branches have a row each
         height = self.tall_rows if tall else self.tile_rows

@@ -27,7 +27,7 @@ from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640)
 """Numbers of rows that graphs are recorded for. More than the last are launched one kernel after the other."""
 
 
