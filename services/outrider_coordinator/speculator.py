@@ -148,7 +148,8 @@ class Speculator:
             accepted=delta.accepted,
             committed=len(delta.token_ids),
             propose_ms=propose_ms if self._drafting_tells(step, guessed=depth > 0) else None,
-            verify_ms=verify_ms if self._session.counts.rounds > 1 else None,  # the first one held the prefill
+            # The first one held the prefill, and one that has waited says nothing of those that follow each other.
+            verify_ms=verify_ms if self._session.counts.rounds > 1 and not step.waited else None,
             foreseen=self._foreseen,
             rows=step.rows,
             sessions=step.sessions,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
@@ -16,11 +16,12 @@ from outrider.acceptance.proposal import NO_PROPOSAL
 from outrider.acceptance.tree import validate_tree
 from outrider.engine.batch import Feed
 from outrider.engine.chains import Ahead, ChainsUnderWay, stem_of
-from outrider.engine.core import ReplicaCore
+from outrider.engine.core import Launched, ReplicaCore
 from outrider.engine.drawn import Drawn
 from outrider.engine.engine import Engine
 from outrider.engine.foresight import Foresight
 from outrider.engine.guess import Drafting, DraftSession, Growing, Guess
+from outrider.engine.laps import Span
 from outrider.engine.schedule import Demand
 from outrider.engine.sequence import NO_TREE
 from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply
@@ -49,6 +50,8 @@ class DraftCore(ReplicaCore[Drafting]):
         self.on_chains: Callable[[ChainsUnderWay], None] = lambda chains: None
         """Called while chains are drawn without the host between."""
         self._ahead = NOBODY  # while their pass is launched
+        self.span = Span(engine.device)
+        """Of the last pass, and the chains drawn after it, if there were."""
 
     def start_round(self, session: DraftSession, item: Verify | Propose | DraftAhead) -> Reply | None:
         """Begin to guess; the proposal comes from a later step."""
@@ -68,6 +71,11 @@ class DraftCore(ReplicaCore[Drafting]):
             return self._guess(session, wanted.max_tokens, wanted.siblings)
         except Exception as error:
             return self.refusal(Key(session.number, session.epoch, base), error)
+
+    def launch(self, drawn: Drawn | None = None, without: Container[DraftSession] = ()) -> Launched[Drafting]:
+        """See `ReplicaCore`."""
+        self.span.begin()
+        return super().launch(drawn, without)
 
     def demand(self, session: DraftSession) -> Demand:
         """What the work wants; without a round, all committed tokens but the last."""
@@ -159,6 +167,7 @@ class DraftCore(ReplicaCore[Drafting]):
         if steps < 1 or beside > MOST_BESIDE:
             return None
         drawing = self.engine.chains(stems, states, logits, steps, beside, backs)
+        self.span.end()
         return None if drawing is None else ChainsUnderWay(list(sessions), guesses, ahead, steps, drawing)
 
     def take_chains(self, chains: ChainsUnderWay) -> list[tuple[ReplicaPeer, Reply]]:

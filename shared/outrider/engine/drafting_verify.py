@@ -69,6 +69,7 @@ class DraftingVerifyCore(VerifyCore):
         self._voters: dict[Session[VerifyRows], tuple[DraftFirst, int]] = {}  # with their base length
         self._in_a_row = 0  # passes of the draft since the last one of the target
         self._drafting_s = 0.0  # what they took
+        self._other_s = 0.0  # what the host did besides, which is the round's
         self._prompt_rows = 0  # that they read
         self.sessions.on_remove = self._forget
         self._behind: Launched[VerifyRows] | None = None  # the pass that was launched behind the draft's
@@ -106,26 +107,29 @@ class DraftingVerifyCore(VerifyCore):
         if self._behind is None:
             return []
         behind, self._behind = self._behind, None
-        return self._verified_now(behind)
+        return self._verified_now(behind, early=False)
 
     def _land(self, flight: Flight, meanwhile: Callable[[], None]) -> Sequence[tuple[ReplicaPeer, Reply]]:
         """Finish what has been launched ahead."""
         self._flight, self._meanwhile = None, meanwhile
         self.overlap()
         self._drafted_now(self._own.take(flight.chains))
-        return self._verified_now(flight.launched)
+        return self._verified_now(flight.launched, early=True)
 
     def _drafted_now(self, guesses: Sequence[OwnGuess]) -> None:
         """A pass of the draft has ended with these guesses."""
         for guess in guesses:
             self._verify(guess)
         self._in_a_row += 1
-        self._drafting_s += self.laps.lap()
+        lap, took = self.laps.lap(), self._own.took_s()
+        drafting = lap if took is None else min(took, lap)
+        self._drafting_s += drafting
+        self._other_s += lap - drafting
         self._prompt_rows += self._own.prompt_rows
 
-    def _verified_now(self, launched: Launched[VerifyRows]) -> list[tuple[ReplicaPeer, Reply]]:
-        """Finish the pass that was launched before its guesses were known."""
-        replies = self.complete(self._with_guesses(launched))
+    def _verified_now(self, launched: Launched[VerifyRows], *, early: bool) -> list[tuple[ReplicaPeer, Reply]]:
+        """Finish the pass that was launched before its guesses were known; `early`: before its turn."""
+        replies = self.complete(self._with_guesses(launched), early=early)
         self._end_drafting()
         return replies
 
@@ -216,6 +220,10 @@ class DraftingVerifyCore(VerifyCore):
         for guess in self._own.take(chains):
             self._verify(guess)
 
+    def took_s(self) -> float:
+        """See `VerifyCore`."""
+        return super().took_s() + self._other_s
+
     def step_of(self, sessions: Sequence[Session[VerifyRows]]) -> Step:
         """See `VerifyCore`; with how long they were drafted for, and how much."""
         depth = max((self._drafted[each].tree.depth for each in sessions if each in self._drafted), default=0)
@@ -228,7 +236,7 @@ class DraftingVerifyCore(VerifyCore):
 
     def _end_drafting(self) -> None:
         """The pass of the target has ended: what comes is before the next one."""
-        self._in_a_row, self._drafting_s, self._prompt_rows = 0, 0.0, 0
+        self._in_a_row, self._drafting_s, self._other_s, self._prompt_rows = 0, 0.0, 0.0, 0
 
     def _depth(self, orders: Sequence[FollowUp]) -> int:
         """What the votes of these orders and of those who wait come to."""

@@ -77,6 +77,10 @@ class OwnDraft:
         """Rows of prompts in the last pass."""
         return self.core.prompt_rows
 
+    def took_s(self) -> float | None:
+        """Seconds of the device that the last pass took, if that is known."""
+        return self.core.span.seconds()
+
     def expect(self, session: Target, opening: Open) -> None:
         """The verifier has opened a session; it is opened here when the first guess is asked for."""
         self._held[session] = _Held(self._worker, session, replace(opening, tokens=()))

@@ -31,6 +31,9 @@ from outrider.protocol.items import (
 )
 from outrider.sampling.verify import Judging, VerifyRows
 
+RECENT = 8
+"""Passes that tell whether they are launched before their turn as a rule."""
+
 ENOUGH = 0.75
 """Part of a pass's rounds that known ones have to follow for the next pass to begin without the others."""
 
@@ -47,6 +50,8 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         """See `ReplicaCore`."""
         super().__init__(engine, max_proposal=max_proposal, lease_s=lease_s)
         self._next: Launched[VerifyRows] | None = None  # the pass that runs already
+        self._early = False  # whether the pass that is being finished was launched before its turn
+        self._early_share = float(engine.takes_drawn)  # of the last passes, about `RECENT` of them
         self._going: dict[Session[VerifyRows], Going] = {}  # in it, of the sessions in the pass that is being finished
 
     @property
@@ -62,12 +67,18 @@ class VerifyCore(ReplicaCore[VerifyRows]):
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[ReplicaPeer, Reply]]:
         """See `ReplicaCore`; the pass may have been launched before."""
         self._meanwhile = meanwhile
-        launched, self._next = self._next or self.launch(), None
-        return self.complete(launched)
+        ahead, self._next = self._next, None
+        return self.complete(ahead or self.launch(), early=ahead is not None)
 
-    def complete(self, launched: Launched[VerifyRows]) -> list[tuple[ReplicaPeer, Reply]]:
-        """See `ReplicaCore`. What goes on from this pass is known with its end, and begins nothing twice."""
+    def complete(self, launched: Launched[VerifyRows], *, early: bool = False) -> list[tuple[ReplicaPeer, Reply]]:
+        """See `ReplicaCore`. What goes on from this pass is known with its end, and begins nothing twice.
+
+        `early`: it was launched before its turn.
+        """
         assert not self._going
+        self._early = early
+        if launched.finishing:
+            self._early_share += (early - self._early_share) / RECENT
         try:
             return super().complete(launched)
         finally:
@@ -120,7 +131,7 @@ class VerifyCore(ReplicaCore[VerifyRows]):
             self.go_ahead(self._there(sessions, works), judging.drawn)
         self.overlap()
         verdicts = judging.verdicts()
-        microseconds = int(self.laps.lap() * 1e6)
+        microseconds = int(self.took_s() * 1e6)
         step = self.step_of(sessions)
         replies: list[tuple[ReplicaPeer, Reply]] = []
         for session, work, verdict in zip(sessions, works, verdicts, strict=True):
@@ -195,9 +206,13 @@ class VerifyCore(ReplicaCore[VerifyRows]):
             row += len(work)
         return there
 
+    def took_s(self) -> float:
+        """Seconds since the last lap: what the pass took that is being finished."""
+        return self.laps.lap()
+
     def step_of(self, sessions: Sequence[Session[VerifyRows]]) -> Step:
         """What the rounds of these sessions shared a pass with: each other, and others' prompts."""
-        return Step(self.pass_rows, len(sessions))
+        return Step(self.pass_rows, len(sessions), waited=not self._early and self._early_share > 0.5)
 
     def verified(self, session: Session[VerifyRows], verdict: Verdict, step: Step) -> Verified:
         """The reply to a round."""

@@ -188,6 +188,7 @@ class Step(NamedTuple):
     draft_microseconds: int = 0  # how long the replica drafted for them by itself beforehand
     draft_depth: int = 0  # most tokens, one after another, that it drafted for one of them
     draft_prompt_rows: int = 0  # of the prompts that its draft read meanwhile
+    waited: bool = False  # it began late, when the host knew what came of the one before, which is not the rule
 
 
 NO_STEP = Step()

@@ -143,12 +143,13 @@ def write_step(step: Step, wire: verifier_pb2.Verdict) -> None:
     """Fill in what is said of the pass."""
     wire.step_rows, wire.step_sessions, wire.draft_microseconds, wire.draft_depth = step[:4]
     wire.draft_prompt_rows = step.draft_prompt_rows
+    wire.step_waited = step.waited
 
 
 def step_from_proto(wire: verifier_pb2.Verdict) -> Step:
     """What is said of the pass."""
     drafting = wire.draft_microseconds, wire.draft_depth, wire.draft_prompt_rows
-    return Step(wire.step_rows, wire.step_sessions, *drafting)
+    return Step(wire.step_rows, wire.step_sessions, *drafting, wire.step_waited)
 
 
 def write_draft_first(first: DraftFirst | None, wire: verifier_pb2.Verify | verifier_pb2.FollowUp) -> None:

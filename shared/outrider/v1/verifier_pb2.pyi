@@ -336,6 +336,7 @@ class Verdict(_message.Message):
     STEP_ROWS_FIELD_NUMBER: _builtins.int
     STEP_SESSIONS_FIELD_NUMBER: _builtins.int
     DRAFT_PROMPT_ROWS_FIELD_NUMBER: _builtins.int
+    STEP_WAITED_FIELD_NUMBER: _builtins.int
     step_microseconds: _builtins.int
     """Time of the step that held this round, shared with the other sessions of the batch: from the end of the step before,
     or, after a pause, from the first item that ended it.
@@ -351,6 +352,8 @@ class Verdict(_message.Message):
     step_sessions: _builtins.int
     draft_prompt_rows: _builtins.int
     """Rows of prompts that the draft read meanwhile: then the time says little of what drafting takes."""
+    step_waited: _builtins.bool
+    """The pass began when the host knew what had come of the one before, where as a rule it need not: it took longer."""
     @_builtins.property
     def next_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """n + 1 tokens: what is emitted if the walk ends at that row."""
@@ -380,10 +383,11 @@ class Verdict(_message.Message):
         step_rows: _builtins.int = ...,
         step_sessions: _builtins.int = ...,
         draft_prompt_rows: _builtins.int = ...,
+        step_waited: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drafted", b"drafted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_depth", b"draft_depth", "draft_microseconds", b"draft_microseconds", "draft_prompt_rows", b"draft_prompt_rows", "drafted", b"drafted", "logprobs", b"logprobs", "next_tokens", b"next_tokens", "step_microseconds", b"step_microseconds", "step_rows", b"step_rows", "step_sessions", b"step_sessions", "thresholds", b"thresholds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_depth", b"draft_depth", "draft_microseconds", b"draft_microseconds", "draft_prompt_rows", b"draft_prompt_rows", "drafted", b"drafted", "logprobs", b"logprobs", "next_tokens", b"next_tokens", "step_microseconds", b"step_microseconds", "step_rows", b"step_rows", "step_sessions", b"step_sessions", "step_waited", b"step_waited", "thresholds", b"thresholds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
