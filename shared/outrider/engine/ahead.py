@@ -10,7 +10,7 @@ from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
 from outrider.acceptance.tree import TokenTree
 from outrider.engine.batch import Feed
 from outrider.engine.drawn import BEFORE, NEXT, Drawn, Guessed
-from outrider.engine.guess import DraftSession, Growing, Guess
+from outrider.engine.guess import DraftSession, Guess
 from outrider.engine.own_draft import OwnDraft
 from outrider.engine.sequence import NO_TREE
 from outrider.engine.sessions import Session
@@ -41,26 +41,34 @@ class Following(NamedTuple):
     session: Target
     there: There  # the round before it, with a chain of guesses or none
     length: int  # tokens to guess
-    draft: DraftSession | None  # who guesses them; None: nobody, there are none
+
+    @property
+    def verified(self) -> int:
+        """How many guessed tokens the round before it has."""
+        return len(self.there.work.proposal)
 
     @property
     def furthest(self) -> int:
         """Where the token before its guess goes, if all that is being verified stands."""
-        return len(self.session.history) + len(self.there.work.proposal)
+        return len(self.session.history) + self.verified
 
     @property
     def guessed(self) -> Guessed:
         """The round before it, as `Engine.settle` takes it."""
         return Guessed(self.there.row, self.session.history[-1], self.there.work.proposal.tree.tokens)
 
-    def to_draft(self, outcomes: Drawn, row: int) -> Feed:
-        """The two last tokens before the guess; of the first of them the draft may have the KV already.
+    def to_draft(self, draft: DraftSession, outcomes: Drawn, row: int) -> Feed:
+        """What the draft lacks before the guess. `row`: of the round before it in `outcomes`.
 
-        `row`: of the round before it in `outcomes`.
+        After a plain round that stands where the cache ends; after a guess it is the two last tokens, of which the
+        draft may have the first already.
         """
-        assert self.draft is not None
-        tokens = outcomes.reference(BEFORE, row), outcomes.reference(NEXT, row)
-        return Feed(self.draft.sequence, tokens, at=self.furthest - 1, back=row)
+        token = outcomes.reference(NEXT, row)
+        if not self.verified:
+            known = len(draft.sequence.cached)
+            return Feed(draft.sequence, (*draft.history[known:], token), at=known)
+        tokens = outcomes.reference(BEFORE, row), token
+        return Feed(draft.sequence, tokens, at=self.furthest - 1, back=row)
 
     def to_verify(self, outcomes: Drawn, row: int, guess: Guess | None, tokens: Sequence[int]) -> Going:
         """Its round; `tokens` stand for those of the guess."""
@@ -69,27 +77,22 @@ class Following(NamedTuple):
         tree = TokenTree.chain(tokens) if tokens else NO_TREE
         return Going(work, Feed(session.sequence, (outcomes.reference(NEXT, row),), tree, at=furthest, back=row), guess)
 
-    def new_guess(self) -> Guess:
-        """What is to be guessed."""
-        return Guess(self.length, Growing())
-
 
 def following(session: Target, there: There, own: OwnDraft, depth: int) -> Following | None:
     """The round that is ordered to follow, if it is known and can begin now. `depth`: what votes have come to."""
     if not session.orders or not there.work.proposal.tree.is_chain:
         return None
-    order, guessed = session.orders[0], len(there.work.proposal)
-    room = session.sequence.max_length - (len(session.history) + guessed + 1)
+    order, verified = session.orders[0], len(there.work.proposal)
+    room = session.sequence.max_length - (len(session.history) + verified + 1)
     if order.foreseen or room < 0:
         return None
     wanted = order.draft_first
     if wanted is None:
-        return Following(session, there, 0, None) if order.plainly else None
+        return Following(session, there, 0) if order.plainly else None
     length = min(length_of(wanted, depth), room)
-    if length == 0:
-        return Following(session, there, 0, None)
-    draft = None if wanted.siblings else own.ready(session, guessed, length)
-    return None if draft is None else Following(session, there, length, draft)
+    if length and (wanted.siblings or not own.ready(session, verified, length)):
+        return None
+    return Following(session, there, length)
 
 
 def length_of(wanted: DraftFirst, depth: int) -> int:

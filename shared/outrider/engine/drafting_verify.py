@@ -17,6 +17,7 @@ from outrider.engine.chains import ChainsUnderWay
 from outrider.engine.core import Launched
 from outrider.engine.drawn import Drawn
 from outrider.engine.engine import Engine
+from outrider.engine.guess import Growing, Guess
 from outrider.engine.own_draft import OwnDraft, OwnGuess
 from outrider.engine.sessions import ReplicaPeer, Reply, Session
 from outrider.engine.verify import VerifyCore, enough
@@ -183,7 +184,8 @@ class DraftingVerifyCore(VerifyCore):
         depth = self._depth([session.orders[0] for session in there if session.orders])
         followed = [following(session, each, self._own, depth) for session, each in there.items()] if apart else []
         known = [each for each in followed if each]
-        if any(each.length for each in known) and enough(known, there):
+        guessing = self._own.busy or bool(self._voters) or any(each.length for each in known)
+        if guessing and enough(known, there):
             self._draft_ahead(known, there, depth, drawn)
         else:
             super().go_ahead(there, drawn)
@@ -192,24 +194,30 @@ class DraftingVerifyCore(VerifyCore):
         self, rounds: Sequence[Following], there: Iterable[Session[VerifyRows]], depth: int, drawn: torch.Tensor
     ) -> None:
         """Launch the guesses of the `rounds`, and of who waits for one; behind them the pass that verifies them."""
-        rounds = [each for each in rounds if each.draft is None or self._own.hold(each.draft)]
+        drafts = {
+            each.session: self._own.hold(each.session, each.verified, each.length) for each in rounds if each.length
+        }
+        rounds = [each for each in rounds if not each.length or drafts[each.session]]
+        if not rounds:
+            return
         outcomes = self.engine.settle(drawn, [each.guessed for each in rounds])
         self._count_votes(depth)
         feeds, guesses = {}, {}
         for row, each in enumerate(rounds):
-            if each.draft is not None:
-                feeds[each.draft], guesses[each.draft] = each.to_draft(outcomes, row), each.new_guess()
+            if draft := drafts.get(each.session):
+                feeds[draft], guesses[draft] = each.to_draft(draft, outcomes, row), Guess(each.length, Growing())
         chains = self._own.draft_ahead(feeds, guesses, outcomes)
         if chains is None:
             return
         where, lines = chains.drawing.drawn.after(outcomes), {draft: row for row, draft in enumerate(chains.sessions)}
         begun: dict[Session[VerifyRows], Going] = {}
         for row, each in enumerate(rounds):
-            if each.draft is None:
+            draft = drafts.get(each.session)
+            if draft is None:
                 begun[each.session] = each.to_verify(outcomes, row, None, ())
-            elif each.draft in lines:  # else there was no room for it
-                tokens = where.line(lines[each.draft], min(each.length, chains.steps))
-                begun[each.session] = going = each.to_verify(outcomes, row, guesses[each.draft], tokens)
+            elif draft in lines:  # else there was no room for it
+                tokens = where.line(lines[draft], min(each.length, chains.steps))
+                begun[each.session] = going = each.to_verify(outcomes, row, guesses[draft], tokens)
                 self._awaited[each.session] = Awaited(going.feed.tree, going.work)
         self._await(chains, where)
         launched = self.launch_ahead(begun, there, where)

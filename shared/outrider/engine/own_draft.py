@@ -132,28 +132,43 @@ class OwnDraft:
             for each in self.core.sessions.waiting()
         )
 
-    def ready(self, session: Target, guessed: int, length: int) -> DraftSession | None:
-        """Who could guess so many tokens before it is known what stands of the `guessed` ones that are verified now."""
-        held, base = self._held[session], len(session.history)
-        draft = held.draft
-        if draft is None or draft.work is not None or held.known != base:
-            return None
-        sequence = draft.sequence
-        room = sequence.max_length - (base + guessed + 1) + 1
-        return draft if len(sequence.cached) >= base + guessed - 1 and length <= room else None
+    def ready(self, session: Target, verified: int, length: int) -> bool:
+        """Whether it could guess so many tokens before it is known what stands of the `verified` ones.
 
-    def hold(self, draft: DraftSession) -> bool:
-        """Let the cache claim nothing for the session but what is committed, until it is known what is.
-
-        What stands there is left as it is: False if it could not be, because others share the memory.
+        After a plain round it needs not even know the session yet.
         """
+        held, base = self._held[session], len(session.history)
+        if (draft := held.draft) is None:
+            return not verified and held.known == 0 and self._clock() >= held.next_try
+        if draft.work is not None or length > draft.sequence.max_length - (base + verified):
+            return False
+        if not verified:
+            return held.known <= base
+        return held.known == base and len(draft.sequence.cached) >= base + verified - 1
+
+    def hold(self, session: Target, verified: int, length: int) -> DraftSession | None:
+        """The session of who is `ready`, told of all that is committed; its cache claims nothing beyond that.
+
+        What stands there of guessed tokens is left as it is. None if it could not be, or it cannot be told.
+        """
+        held = self._held[session]
+        if held.known == 0 and not self._open(held):
+            return None
+        draft, base = held.draft, len(session.history)
+        assert draft is not None
         sequence = draft.sequence
         table = sequence.table
         try:
-            sequence.cut(len(draft.history) - 1)
-        except ResourceExhausted:
-            return False
-        return sequence.table is table
+            if verified:
+                sequence.cut(base - 1)
+            else:
+                self.core.sessions.go_on(draft, session.history[held.known :])
+                held.known = base
+        except (ItemRefused, ResourceExhausted) as error:
+            log.debug("session %d is not drafted for ahead: %s", session.number, error)
+            return None
+        fits = length <= sequence.max_length - (base + verified)
+        return draft if fits and (sequence.table is table or not verified) else None
 
     def draft_ahead(self, feeds: Ahead, guesses: Mapping[DraftSession, Guess], drawn: Drawn) -> ChainsUnderWay | None:
         """See `DraftCore.draft_ahead`."""

@@ -125,6 +125,24 @@ def test_those_that_guess_and_those_that_do_not_go_on_together(tiny_model: TinyM
     assert pair.flights >= 7
 
 
+def test_plain_rounds_and_guesses_follow_each_other_without_a_pause(tiny_model: TinyModel) -> None:
+    """The draft is told of a session, and reads its text, while the round before its first guess is under way."""
+    directory = tiny_model("llama")
+    pair = make_pair(directory, same=True)
+    for number in range(3):
+        pair.verifier.open(number)
+        key = pair.verifier.begin(number)
+        pair.verifier.order(key, 3)
+        wanted = DraftFirst(3) if number < 2 else DraftFirst(0)
+        pair.verifier.order(key, 4, plainly=False, draft_first=wanted, extends=True)
+    for rounds in range(8):
+        assert pair.core.ahead == (rounds > 0)
+        pair.step()
+    assert not pair.core.busy
+    pair.check(answers(directory, range(3)))
+    assert [len(pair.verifier.answer(number)) for number in range(3)] == [4 + 4 * 4, 4 + 4 * 4, 4 + 4]
+
+
 def test_a_round_after_the_end_is_nobodys(tiny_model: TinyModel) -> None:
     """A stop token is seen only when the next guesses are under way; the memory is somebody else's then."""
     directory = tiny_model("llama")
