@@ -176,7 +176,8 @@ class Generations:
         # Without draft replicas it is the verifiers that draft, if anybody does.
         drafting = [] if self._replicas.drafts else [link for link in self._replicas.verifiers if link.drafts]
         own, trees = bool(drafting), settings.trees if wanted.rule is Rule.MATCH else TreeMode.OFF
-        if trees is TreeMode.AUTO and any(link.goes_ahead for link in drafting):
+        ahead = any(link.goes_ahead for link in drafting)
+        if trees is TreeMode.AUTO and ahead:
             trees = TreeMode.OFF  # siblings would bring less than not going ahead costs
         policy = Policy(
             wanted.fixed_length,
@@ -188,7 +189,7 @@ class Generations:
         kinds = {wanted.drafter} if wanted.drafter is not DrafterKind.AUTO else {DrafterKind.NGRAM, DrafterKind.MODEL}
         self._replicas.tell_step_times(self.costs)
         in_step = own and DrafterKind.MODEL in kinds
-        control = DraftControl(self.costs, policy, self.pools, self.nodes, in_step=in_step)
+        control = DraftControl(self.costs, policy, self.pools, self.nodes, in_step=in_step, ahead=ahead)
         look_ahead: LookAhead | None = None
         own_draft: OwnDrafter | None = None
         drafters: dict[Source, Drafter] = {}

@@ -29,7 +29,7 @@ from outrider.acceptance.pools import PRIORS, Pools
 from outrider.acceptance.probes import RETURN, Probes
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.round import Round
-from outrider.acceptance.shape import Gains, expected, gains, siblings, widths_of
+from outrider.acceptance.shape import Gains, chances_in_flight, expected, gains, siblings, widths_of
 from outrider.acceptance.siblings import SiblingEstimate
 from outrider.acceptance.tree import TokenTree
 from outrider.acceptance.window import AcceptanceWindow
@@ -49,17 +49,18 @@ class DraftControl:
         budget: NodeBudget | None = None,
         *,
         in_step: bool = False,
+        ahead: bool = False,
     ) -> None:
         """`costs`, `pools` and `budget` are shared by all sessions of the coordinator, if there are several.
 
-        `in_step`: a verifier drafts for all sessions of a step at once.
+        `in_step`: a verifier drafts for all sessions of a step at once; `ahead`: before it tells of the step before.
         """
         self.fallback_reason = ""  # why speculation was last given up
         self._costs = costs
         self._policy = policy
         self._window = AcceptanceWindow(policy.fallback_window, policy.fallback_acceptance)
         self._pools = pools = pools or Pools()
-        self._in_step = in_step
+        self._in_step, self._ahead = in_step, ahead
         self._estimates = {source: AcceptanceEstimate(pool) for source, pool in pools.acceptance.items()}
         self._siblings = SiblingEstimate(pools.siblings)
         self._budget = NodeBudget() if budget is None else budget
@@ -73,6 +74,7 @@ class DraftControl:
         self._previous: Choice | None = None  # what the costs last decided, without siblings
         self._nodes = MAX_NODES  # most proposed tokens of the round in progress
         self._probed: Source | None = None  # what the last decision probes, if that round has not begun
+        self._beside_probe = False  # what is being decided comes after a probe, and is none
 
     def decide(self, levels: Mapping[Source, int], longest: int, at_hand: int = 0, nodes: int = MAX_NODES) -> Choice:
         """The choice for a round of at most `longest` proposed tokens one after another, and `nodes` in all.
@@ -89,13 +91,17 @@ class DraftControl:
     def decide_next(self, levels: Mapping[Source, int], longest: int, nodes: int = MAX_NODES) -> Choice | None:
         """The choice for the rounds after the one in progress, whatever comes of that; `went_on` begins each.
 
-        It may stand for many, so none is made that the window of acceptance would not bear for long. None: it depends.
+        It may stand for many, so none is made that the window of acceptance would not bear for long. Beside a probe it
+        is what would be done without; or None, as it depends, where that can be said later.
         """
-        if any(probes.under_way for probes in self._probes.values()):
+        pending, in_progress = self._probed, (self._levels, self._choice)
+        under_way = any(probes.under_way for probes in self._probes.values())
+        if under_way and not self._ahead:
             return None
-        in_progress = self._levels, self._choice
+        beside = self._beside_probe = self._ahead and (under_way or pending is not None)
         self._choose_for(levels, longest, 0, nodes, steady=True)
         decided, (self._levels, self._choice) = self._choice, in_progress
+        self._probed, self._beside_probe = pending if beside else self._probed, False
         return decided
 
     @property
@@ -195,17 +201,9 @@ class DraftControl:
         """The chance that each token of the last choice's proposal stands, given that the one it follows does."""
         if self._choice.source is Source.NONE:
             return ()
-        depths = tree.depths()
-        levels, estimate = self._levels, self._estimates[self._choice.source]
-        firsts = estimate.chances(levels[self._choice.source], max(depths, default=0))
-        ranks = [0] * len(firsts)
-        found = []
-        rows = [gains((first,), self._siblings.chances)[0] for first in firsts]
-        for depth in depths:
-            row, rank = rows[depth - 1], ranks[depth - 1]
-            found.append(row[rank] if rank < len(row) else 0.0)
-            ranks[depth - 1] += 1
-        return tuple(found)
+        source = self._choice.source
+        firsts = self._estimates[source].chances(self._levels[source], tree.depth)
+        return chances_in_flight(tree, firsts, self._siblings.chances)
 
     def record(self, result: Round) -> bool:
         """Take in what came of the last choice. True if it made the request fall back to plain decoding."""
@@ -238,7 +236,8 @@ class DraftControl:
         self._levels, self._probed = levels, None
         self._nodes, self._longest = nodes, longest
         self._costs.at_load(self._budget.together, self._budget.own)
-        self._choice = self._decide(longest, min(at_hand, longest), steady) if levels and longest > 0 else PLAIN
+        at_hand = min(at_hand, longest)
+        self._choice = self._decide(longest, at_hand, steady) if levels and longest > 0 else PLAIN
 
     def _begin_probe(self) -> None:
         """The round that was decided for begins: if it is a probe, it is under way."""
@@ -316,7 +315,8 @@ class DraftControl:
 
     def _probe(self, costs: CostTable, longest: int, choice: Choice, best_rate: float) -> Choice | None:
         """One token of a source that was passed over, if its turn has come, to see whether things have changed."""
-        source = self._probed = self._due(costs, self._levels, longest, choice, best_rate)
+        due = None if self._beside_probe else self._due(costs, self._levels, longest, choice, best_rate)
+        source = self._probed = due
         return None if source is None else Choice(source, 1)
 
     def _due(

@@ -132,3 +132,18 @@ def _in_order(session: int, table: Gains) -> list[tuple[float, int, int, int]]:
     ]
     nodes.sort()
     return nodes
+
+
+def chances_in_flight(tree: TokenTree, firsts: Sequence[float], others: Sequence[float]) -> tuple[float, ...]:
+    """The chance that each node stands, given that the one it follows does: first choices come before their siblings.
+
+    `firsts`: of the first choice at each depth of the tree; `others`: see `gains`.
+    """
+    ranks = [0] * len(firsts)
+    rows = [gains((first,), others)[0] for first in firsts]
+    found: list[float] = []
+    for depth in tree.depths():
+        row, rank = rows[depth - 1], ranks[depth - 1]
+        found.append(row[rank] if rank < len(row) else 0.0)
+        ranks[depth - 1] += 1
+    return tuple(found)
