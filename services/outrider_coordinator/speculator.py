@@ -111,9 +111,14 @@ class Speculator:
         """
         if self._look_ahead is not None and self._look_ahead.begun:
             return None
-        count = 1 + deepest(wanted) + (standing.rounds * (1 + deepest(standing.then)) if standing else 0)
+        if (
+            self._control.ahead
+        ):  # the verifier knows where the answer ends, and nothing is said in time that waits for it
+            count = 1 + (standing.rounds if standing else 0)
+        else:
+            count = 1 + deepest(wanted) + (standing.rounds * (1 + deepest(standing.then)) if standing else 0)
         longest = self._session.draft_budget_after(count)
-        if longest is None or (standing and longest < deepest(standing.then)):
+        if longest is None or (standing and longest < deepest(standing.then) and not self._control.ahead):
             return None  # towards the end of the answer it is better known later how much remains
         if self._own_draft is None or not self._own_draft.level(committed):
             if not self._control.rests(self._levels, self._longest):
@@ -129,10 +134,13 @@ class Speculator:
         return self._order(then, count, stands=self._control.settled)
 
     def _order(self, then: Checked, count: int, *, stands: bool) -> Order:
-        """For as many rounds as surely fit into the answer, once the rounds before have committed `count` tokens."""
+        """For as many rounds as surely fit into the answer, once the rounds before have committed `count` tokens.
+
+        Or as may be in it, where the verifier goes ahead.
+        """
         if not stands:
             return Order(then)
-        each = deepest(then) + 1
+        each = 1 if self._control.ahead else deepest(then) + 1
         last = max(each, each - 1 + sum(then.siblings)) if isinstance(then, DraftFirst) else each
         return Order(then, max(1, min(STANDS, 1 + (self._session.node_budget_after(count) - last) // each)))
 

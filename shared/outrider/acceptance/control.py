@@ -60,7 +60,7 @@ class DraftControl:
         self._policy = policy
         self._window = AcceptanceWindow(policy.fallback_window, policy.fallback_acceptance)
         self._pools = pools = pools or Pools()
-        self._in_step, self._ahead = in_step, ahead
+        self._in_step, self.ahead = in_step, ahead
         self._estimates = {source: AcceptanceEstimate(pool) for source, pool in pools.acceptance.items()}
         self._siblings = SiblingEstimate(pools.siblings)
         self._budget = NodeBudget() if budget is None else budget
@@ -96,9 +96,9 @@ class DraftControl:
         """
         pending, in_progress = self._probed, (self._levels, self._choice)
         under_way = any(probes.under_way for probes in self._probes.values())
-        if under_way and not self._ahead:
+        if under_way and not self.ahead:
             return None
-        beside = self._beside_probe = self._ahead and (under_way or pending is not None)
+        beside = self._beside_probe = self.ahead and (under_way or pending is not None)
         self._choose_for(levels, longest, 0, nodes, steady=True)
         decided, (self._levels, self._choice) = self._choice, in_progress
         self._probed, self._beside_probe = pending if beside else self._probed, False

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
 from outrider.acceptance.tree import TokenTree
 from outrider.engine.batch import Feed
+from outrider.engine.chains import ChainsUnderWay
+from outrider.engine.core import Launched
 from outrider.engine.drawn import BEFORE, NEXT, Drawn, Guessed
 from outrider.engine.guess import DraftSession, Guess
 from outrider.engine.own_draft import OwnDraft
@@ -33,6 +39,20 @@ class Going(NamedTuple):
     work: VerifyRows
     feed: Feed  # that token and what is guessed after it, where it will stand
     guess: Guess | None = None  # what is being guessed, if it is
+
+
+class Awaited(NamedTuple):
+    """A guess that is verified before the host knows it."""
+
+    tree: TokenTree  # what stands for its tokens: see `Drawn.reference`
+    work: VerifyRows  # and for the round
+
+
+class Flight(NamedTuple):
+    """What has been launched before the pass in front of it has ended."""
+
+    chains: ChainsUnderWay
+    launched: Launched[VerifyRows]  # the pass that verifies them
 
 
 class Following(NamedTuple):
@@ -89,10 +109,10 @@ def following(session: Target, there: There, own: OwnDraft, depth: int) -> Follo
     wanted = order.draft_first
     if wanted is None:
         return Following(session, there, 0) if order.plainly else None
-    length = min(length_of(wanted, depth), room)
-    if length and (wanted.siblings or not own.ready(session, verified, length)):
+    length = length_of(wanted, depth)
+    if length and (wanted.siblings or not room or not own.ready(session, verified, min(length, room))):
         return None
-    return Following(session, there, length)
+    return Following(session, there, min(length, room))
 
 
 def length_of(wanted: DraftFirst, depth: int) -> int:
@@ -104,3 +124,19 @@ def length_of(wanted: DraftFirst, depth: int) -> int:
 def placeholder(size: int) -> Proposal:
     """As many tokens as there will be."""
     return Proposal(TokenTree.chain([0] * size), Source.MODEL) if size else NO_PROPOSAL
+
+
+def fitting(wanted: DraftFirst, session: Target) -> DraftFirst:
+    """As much as the session has room for."""
+    room = session.sequence.max_length - len(session.history)
+    if wanted.max_tokens + sum(wanted.siblings) <= room:
+        return wanted
+    return DraftFirst(min(wanted.max_tokens, room))
+
+
+def cut(launched: Launched[VerifyRows], logits: Tensor) -> Launched[VerifyRows]:
+    """The pass without the rows, of its `logits`, that are beyond the ends of its rounds' guesses."""
+    parts, works = torch.split(logits, [feed.logit_rows for feed in launched.feeds]), launched.works
+    rows = [part[: len(work)] for part, work in zip(parts, works, strict=True)]
+    feeds = [replace(feed, tree=work.proposal.tree) for feed, work in zip(launched.feeds, works, strict=True)]
+    return launched._replace(feeds=feeds, logits=torch.cat(rows))

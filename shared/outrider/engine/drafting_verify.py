@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Verdict
 from outrider.acceptance.tree import TokenTree
 from outrider.acceptance.votes import agreed_depth
-from outrider.engine.ahead import Following, Going, There, following, length_of, placeholder
+from outrider.engine.ahead import (
+    Awaited,
+    Flight,
+    Following,
+    Going,
+    There,
+    cut,
+    fitting,
+    following,
+    length_of,
+    placeholder,
+)
 from outrider.engine.batch import Feed
 from outrider.engine.chains import ChainsUnderWay
 from outrider.engine.core import Launched
 from outrider.engine.drawn import Drawn
 from outrider.engine.engine import Engine
-from outrider.engine.guess import Growing, Guess
+from outrider.engine.guess import DraftSession, Growing, Guess
 from outrider.engine.own_draft import OwnDraft, OwnGuess
 from outrider.engine.sessions import ReplicaPeer, Reply, Session
 from outrider.engine.verify import VerifyCore, enough
@@ -32,20 +42,6 @@ log = get_logger(__name__)
 
 MOST_IN_A_ROW = 4
 """Passes of the draft while somebody waits to be verified: a long prompt takes many."""
-
-
-class Awaited(NamedTuple):
-    """A guess that is verified before the host knows it."""
-
-    tree: TokenTree  # what stands for its tokens: see `Drawn.reference`
-    work: VerifyRows  # and for the round
-
-
-class Flight(NamedTuple):
-    """What has been launched before the pass in front of it has ended."""
-
-    chains: ChainsUnderWay
-    launched: Launched[VerifyRows]  # the pass that verifies them
 
 
 class DraftingVerifyCore(VerifyCore):
@@ -178,19 +174,19 @@ class DraftingVerifyCore(VerifyCore):
         return super().plainly_followed(sessions) + voters
 
     def go_ahead(self, there: Mapping[Session[VerifyRows], There], drawn: torch.Tensor) -> None:
-        """See `VerifyCore`; where guesses follow, they are drawn and verified right behind `drawn`."""
+        """See `VerifyCore`; where guesses follow, or are followed, the device decides what the next rounds follow."""
         apart = self._own.core.engine.device == self.engine.device and self._own.draws_apart
         apart = apart and all(is_plain(session.sampling) for session in self._voters)
         depth = self._depth([session.orders[0] for session in there if session.orders])
         followed = [following(session, each, self._own, depth) for session, each in there.items()] if apart else []
         known = [each for each in followed if each]
-        guessing = self._own.busy or bool(self._voters) or any(each.length for each in known)
+        guessing = self._own.busy or bool(self._voters) or any(each.length or each.verified for each in known)
         if guessing and enough(known, there):
-            self._draft_ahead(known, there, depth, drawn)
+            self._follow_ahead(known, there, depth, drawn)
         else:
             super().go_ahead(there, drawn)
 
-    def _draft_ahead(
+    def _follow_ahead(
         self, rounds: Sequence[Following], there: Iterable[Session[VerifyRows]], depth: int, drawn: torch.Tensor
     ) -> None:
         """Launch the guesses of the `rounds`, and of who waits for one; behind them the pass that verifies them."""
@@ -206,9 +202,22 @@ class DraftingVerifyCore(VerifyCore):
         for row, each in enumerate(rounds):
             if draft := drafts.get(each.session):
                 feeds[draft], guesses[draft] = each.to_draft(draft, outcomes, row), Guess(each.length, Growing())
-        chains = self._own.draft_ahead(feeds, guesses, outcomes)
-        if chains is None:
-            return
+        if not feeds and not self._own.busy:
+            plain = {each.session: each.to_verify(outcomes, row, None, ()) for row, each in enumerate(rounds)}
+            self._next = self.launch_ahead(plain, there, outcomes)
+        elif chains := self._own.draft_ahead(feeds, guesses, outcomes):
+            self._verify_ahead(rounds, drafts, guesses, chains, outcomes, there)
+
+    def _verify_ahead(
+        self,
+        rounds: Sequence[Following],
+        drafts: Mapping[Session[VerifyRows], DraftSession | None],
+        guesses: Mapping[DraftSession, Guess],
+        chains: ChainsUnderWay,
+        outcomes: Drawn,
+        there: Iterable[Session[VerifyRows]],
+    ) -> None:
+        """Launch the pass of the `rounds` whose guesses are being drawn."""
         where, lines = chains.drawing.drawn.after(outcomes), {draft: row for row, draft in enumerate(chains.sessions)}
         begun: dict[Session[VerifyRows], Going] = {}
         for row, each in enumerate(rounds):
@@ -263,7 +272,7 @@ class DraftingVerifyCore(VerifyCore):
                 self._verify(OwnGuess(session, NO_PROPOSAL))
 
     def _draft(self, session: Session[VerifyRows], wanted: DraftFirst) -> None:
-        if guess := self._own.ask(session, _fitting(wanted, session)):
+        if guess := self._own.ask(session, fitting(wanted, session)):
             self._verify(guess)
 
     def _verify(self, guess: OwnGuess) -> None:
@@ -315,13 +324,7 @@ class DraftingVerifyCore(VerifyCore):
                 session.sequence.tree = session.work.proposal.tree
                 shorter |= len(session.sequence.tree) < len(awaited[session].tree)
         behind = behind._replace(works=works)
-        return self._cut(behind, logits) if shorter else behind
-
-    def _cut(self, behind: Launched[VerifyRows], logits: torch.Tensor) -> Launched[VerifyRows]:
-        parts, works = torch.split(logits, [feed.logit_rows for feed in behind.feeds]), behind.works
-        rows = [part[: len(work)] for part, work in zip(parts, works, strict=True)]
-        feeds = [replace(feed, tree=work.proposal.tree) for feed, work in zip(behind.feeds, works, strict=True)]
-        return behind._replace(feeds=feeds, logits=torch.cat(rows))
+        return cut(behind, logits) if shorter else behind
 
     def catch_up(self, session: Session[VerifyRows], going: Going) -> None:
         """See `VerifyCore`."""
@@ -339,11 +342,3 @@ class DraftingVerifyCore(VerifyCore):
         self._own.forget(session)
         self._drafted.pop(session, None)
         self._voters.pop(session, None)
-
-
-def _fitting(wanted: DraftFirst, session: Session[VerifyRows]) -> DraftFirst:
-    """As much as the session has room for."""
-    room = session.sequence.max_length - len(session.history)
-    if wanted.max_tokens + sum(wanted.siblings) <= room:
-        return wanted
-    return DraftFirst(min(wanted.max_tokens, room))

@@ -192,6 +192,7 @@ class VerifyCore(ReplicaCore[VerifyRows]):
     def catch_up(self, session: Session[VerifyRows], going: Going) -> None:
         """What the round that has begun ahead follows is the session's history now."""
         session.work = going.work
+        going.work.base_length = len(session.history)  # all that was not known of it
         session.sequence.extend(session.history[-1:], going.feed.tree)
 
     def _there(
@@ -242,7 +243,7 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         (proposal, verdict), sampling, base = judged, session.sampling, len(session.history)
         outcome = decide(sampling.rule, proposal, verdict, seed=sampling.seed, base_length=base)
         tokens = outcome.tokens(proposal.tree)
-        if not session.stop_token_ids.isdisjoint(tokens):
+        if not session.stop_token_ids.isdisjoint(tokens) or base + len(tokens) >= session.sequence.max_length:
             return None  # the answer ends here
         following = order.after(outcome)
         if following is None:

@@ -29,7 +29,7 @@ class VerifyRows:
     """One session's part of a batch: 1 + n consecutive rows of logits, the root's first, then each node's.
 
     Raises InvalidArgument if the proposal cannot be verified, so a bad message ends here and not in a shared batch.
-    Never changed; not frozen, as each round makes one and frozen ones take three times as long.
+    Never changed once its place is known; not frozen, as each round makes one and frozen ones take three times as long.
     """
 
     state: SamplingState

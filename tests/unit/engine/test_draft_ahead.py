@@ -143,6 +143,28 @@ def test_plain_rounds_and_guesses_follow_each_other_without_a_pause(tiny_model: 
     assert [len(pair.verifier.answer(number)) for number in range(3)] == [4 + 4 * 4, 4 + 4 * 4, 4 + 4]
 
 
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("guessing", [(), (1,)])
+def test_plain_rounds_after_guesses_stand_where_these_end(
+    tiny_model: TinyModel, same: bool, guessing: tuple[int, ...]
+) -> None:
+    """However much of the guess before them stands: here all of it, or hardly any."""
+    directory = tiny_model("llama")
+    pair = make_pair(directory, same=same)
+    for number in range(3):
+        pair.verifier.open(number)
+        key = pair.verifier.begin(number)
+        pair.verifier.order(key, 2, plainly=False, draft_first=DraftFirst(3))
+        what = {"plainly": False, "draft_first": DraftFirst(2)} if number in guessing else PLAIN
+        pair.verifier.order(key, 3, extends=True, **what)
+    for rounds in range(6):
+        assert pair.core.ahead == (rounds > 0)
+        pair.step()
+    assert not pair.core.busy
+    pair.check(answers(directory, range(3)))
+    assert pair.flights == (5 if guessing else 2)
+
+
 def test_a_round_after_the_end_is_nobodys(tiny_model: TinyModel) -> None:
     """A stop token is seen only when the next guesses are under way; the memory is somebody else's then."""
     directory = tiny_model("llama")
@@ -305,12 +327,17 @@ def _interfere(pair: Pair, session: Any, chance: random.Random) -> None:
     elif what < 0.04:
         verifier.begin(number, chance.choices(range(VOCABULARY_SIZE), k=2))
     elif idle:
-        wanted = _wish(chance)
-        most = 1 if wanted is None else 1 + wanted.max_tokens
-        if most > room:
-            wanted, most = None, 1
-        what_follows = PLAIN if wanted is None else {"plainly": False, "draft_first": wanted}
-        verifier.order(verifier.begin(number), chance.randint(1, max(1, room // most)), **what_follows)
+        key = verifier.begin(number)
+        for extends in (False, True):
+            wanted = _wish(chance)
+            each = 1 if wanted is None else 1 + wanted.max_tokens
+            if each > room:
+                wanted, each = None, 1
+            rounds = chance.randint(1, max(1, room // each // 2))
+            what_follows = PLAIN if wanted is None else {"plainly": False, "draft_first": wanted}
+            if room >= each * rounds:
+                verifier.order(key, rounds, **what_follows, extends=extends)
+            room -= each * rounds
 
 
 def prompts_alike(count: int) -> Sequence[tuple[int, ...]]:
