@@ -100,9 +100,10 @@ class Following(NamedTuple):
 
 def following(session: Target, there: There, own: OwnDraft, depth: int) -> Following | None:
     """The round that is ordered to follow, if it is known and can begin now. `depth`: what votes have come to."""
-    if not session.orders or not there.work.proposal.tree.is_chain:
+    proposal = there.work.proposal
+    if not session.orders or not proposal.tree.is_chain:
         return None
-    order, verified = session.orders[0], len(there.work.proposal)
+    order, verified = session.orders[0], len(proposal)
     room = session.sequence.max_length - (len(session.history) + verified + 1)
     if order.foreseen or room < 0:
         return None
@@ -110,7 +111,9 @@ def following(session: Target, there: There, own: OwnDraft, depth: int) -> Follo
     if wanted is None:
         return Following(session, there, 0) if order.plainly else None
     length = length_of(wanted, depth)
-    if length and (wanted.siblings or not room or not own.ready(session, verified, min(length, room))):
+    if length and (wanted.siblings or not room or (verified and proposal.source is not Source.MODEL)):
+        return None
+    if length and not own.ready(session, verified, min(length, room)):
         return None
     return Following(session, there, min(length, room))
 

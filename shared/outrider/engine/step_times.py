@@ -21,7 +21,7 @@ from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512)
 """Numbers of rows that rounds are timed with, as far as they fit."""
 
 VERIFIED_EACH = 8
