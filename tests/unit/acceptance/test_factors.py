@@ -39,6 +39,13 @@ def test_longer_guesses_are_hoped_to_take_no_more_beside_what_is_expected() -> N
     assert seen(HERE, 0.5).at(30, cell_of(16, 6), 20.0) == pytest.approx(0.5)
 
 
+def test_guesses_are_hoped_to_take_as_many_milliseconds_more_as_plain_rounds() -> None:
+    """Which wait for their host where longer passes would not; what takes less does so for all."""
+    factors = seen(cell_of(16, 1), 1.5)  # 5 ms more
+    assert 20.0 * factors.at(30, HERE, 20.0) == pytest.approx(25.0)
+    assert seen(cell_of(16, 1), 0.5).at(30, HERE, 20.0) == pytest.approx(0.5)
+
+
 def test_odd_times_do_no_harm() -> None:
     factors = Factors()
     for place in range(30):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from outrider.acceptance.choice import Choice
 from outrider.acceptance.control import DraftControl
 from outrider.acceptance.costs import RoundCosts
@@ -109,6 +111,26 @@ def test_the_round_after_is_decided_for_without_disturbing_the_one_in_progress()
     one.record(Round(4, 4, 5, None, 10.0))
     one.went_on({Source.MODEL: 1}, Choice(Source.MODEL, 3))
     assert one.leads
+
+
+def test_a_verifier_that_goes_ahead_is_told_what_follows_a_probe_before() -> None:
+    """What would be done without it: no second probe, and the first one is known as such when it begins."""
+    one = DraftControl(RoundCosts(), Policy(fallback_acceptance=0.0), ahead=True)
+    ordered: list[Choice] = [one.decide({Source.MODEL: 1}, LONGEST)]
+    lengths: list[int] = []
+    for _ in range(400):
+        choice = ordered.pop(0)
+        one.went_on({Source.MODEL: 1}, choice)
+        while len(ordered) < 2:
+            after = one.decide_next({Source.MODEL: 1}, LONGEST)
+            assert after is not None
+            ordered.append(after)
+        lengths.append(choice.length)
+        one.record(Round(choice.length, 0, 1, choice.length * 1.0 or None, 10.0))
+    settled = lengths[60:]
+    assert 2 <= settled.count(1) < 20
+    assert settled.count(0) == len(settled) - settled.count(1)
+    assert (1, 1) not in pairwise(settled)
 
 
 def test_what_follows_a_probe_depends_on_what_comes_of_it() -> None:

@@ -14,7 +14,7 @@ from outrider.acceptance.policy import Policy
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
 from outrider.acceptance.round import Round
 from outrider.acceptance.tree import TokenTree
-from outrider.protocol.items import DraftFirst
+from outrider.protocol.items import DraftFirst, Step
 from outrider_coordinator.drafters import OwnDrafter
 from outrider_coordinator.judged import Judged
 from outrider_coordinator.orders import Checked, Order
@@ -125,6 +125,19 @@ async def test_it_learns_from_rounds_but_not_from_prefills_and_catching_up() -> 
         play(one, speculator, await speculator.propose(one.committed, 5), 0, 9, 9)
         expected = Round(2, 1, 2, 3.0, 7.0) if up_to_date else Round(2, 1, 2, None, None)
         assert control.results == [expected]
+
+
+async def test_it_does_not_learn_from_the_time_of_a_pass_that_waited() -> None:
+    one = session()
+    one.counts.rounds = 1
+    control = ScriptedControl(*[Choice(Source.MODEL, 2)] * 2)
+    speculator = Speculator(one, control, {Source.MODEL: CountingUp(Source.MODEL, 1)})
+    for waited in (True, False):
+        proposal, verdict = await speculator.propose(one.committed, 5), Verdict((0, 9, 9))
+        assert isinstance(proposal, Proposal)
+        delta = one.commit(proposal, verdict)
+        speculator.learn(Judged(proposal, verdict, Step(waited=waited)), delta, propose_ms=3.0, verify_ms=7.0)
+    assert [result.verify_ms for result in control.results] == [None, 7.0]
 
 
 async def test_the_round_that_ends_the_answer_judges_nothing() -> None:

@@ -124,7 +124,7 @@ def test_draft_items_survive(item: items.DraftRequest) -> None:
         keys,
         verdicts,
         st.just(NO_PROPOSAL) | proposals(),
-        st.builds(items.Step, *[st.integers(0, 10**6)] * 5),
+        st.builds(items.Step, *[st.integers(0, 10**6)] * 5, waited=st.booleans()),
     )
 )
 def test_verifier_replies_survive(reply: items.VerifierReply) -> None:
