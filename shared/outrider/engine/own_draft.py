@@ -187,8 +187,14 @@ class OwnDraft:
             held.asked = len(history)
 
     def take(self, chains: ChainsUnderWay) -> list[OwnGuess]:
-        """Wait for guesses that were begun ahead; those that are still wanted."""
-        return self._taken(self.core.take_chains(chains))
+        """Wait for guesses that were begun ahead; those that are still wanted. Raises where the device is lost."""
+        try:
+            return self._taken(self.core.take_chains(chains))
+        except Exception as error:
+            log.exception("guesses of %d sessions failed", len(chains.sessions))
+            self.core.engine.check_device()
+            begun = [one for one, guess in zip(chains.sessions, chains.guesses, strict=True) if one.work is guess]
+            return self._taken([self.core.fail(one, error) for one in begun if one in self.core.sessions])
 
     def step(self, meanwhile: Callable[[], None]) -> list[OwnGuess]:
         """One pass; the guesses that are done. `meanwhile`: see `outrider.engine.worker.Core`."""

@@ -23,7 +23,7 @@ from outrider.sampling import verify as judging
 from tests.conftest import TinyModel
 from tests.tiny_models import VOCABULARY_SIZE
 from tests.unit.engine.engines import make_engine, random_tokens
-from tests.unit.engine.test_drafting_together import Stepwise
+from tests.unit.engine.test_drafting_together import DrawnAlready, Stepwise
 from tests.unit.engine.test_launch_ahead import LENGTH, Verifier, answers, draw_apart
 from tests.unit.engine.test_own_draft import draft_engine
 from tests.unit.engine.test_verify_behind import Behind
@@ -243,6 +243,30 @@ def test_a_pass_that_cannot_begin_ahead_is_begun_afterwards(tiny_model: TinyMode
     assert refused == (6 if runner == "target" else 1) or refused > 0
     pair.check(expected)
     assert min(len(pair.verifier.answer(number)) for number in range(3)) >= LENGTH // 3
+
+
+def test_guesses_that_fail_leave_the_answers_alone(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tiny_model("llama")
+    pair = make_pair(directory, same=True)
+    for number in range(3):
+        pair.live(number, DraftFirst(2))
+    while pair.flights < 2:
+        pair.step()
+    failed: list[int] = []
+
+    def collected(drawing: Any) -> Any:
+        if not failed:
+            failed.append(len(drawing.chains.tokens))
+            raise RuntimeError("something is wrong with these")
+        return drawing.chains
+
+    monkeypatch.setattr(DrawnAlready, "collected", collected)
+    pair.step()
+    assert failed == [2]
+    assert not len(pair.own.core.sessions)
+    pair.run()
+    pair.check(answers(directory, range(3)))
+    assert min(len(pair.verifier.answer(number)) for number in range(3)) > 8
 
 
 def test_who_finds_no_room_in_the_next_pass_goes_on_later(tiny_model: TinyModel) -> None:
