@@ -11,13 +11,16 @@ import logging
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 from tests.benchmarks.record import save
 from tests.cluster import running_cluster
+from tests.doubles import drawing_apart
 from tests.fuzz.fuzzer import Fuzzer, Report
 from tests.tiny_models import save_model
 
@@ -40,11 +43,15 @@ def main() -> None:
     parser.add_argument("--most-s", type=float, default=float("inf"), help="seconds after which no attack begins")
     parser.add_argument("--name", default="fuzz", help="of the record")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ahead", action="store_true", help="with doubles of what draws on a GPU: rounds go ahead")
     arguments = parser.parse_args()
     logging.getLogger().setLevel(logging.ERROR)
     torch.set_num_threads(1)
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        for double in drawing_apart() if arguments.ahead else ():
+            stack.enter_context(mock.patch.object(*double))
         report = asyncio.run(fuzz(Path(folder), arguments))
     seconds = time.perf_counter() - started
     print(save(arguments.name, record(report, arguments.seed, seconds)))

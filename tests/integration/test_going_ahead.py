@@ -7,27 +7,15 @@ from typing import Any
 
 import pytest
 
-from outrider.engine import engine, guessing_times
 from outrider.engine.drafting_verify import DraftingVerifyCore
 from outrider.protocol.items import FollowUp
-from outrider.sampling import verify as judging
 from outrider_coordinator.request import TreeMode
 from tests.cluster import Cluster, running_cluster
 from tests.conftest import TinyModel
+from tests.doubles import drawing_apart
 from tests.integration.test_draft_control import ErraticControl
 from tests.integration.test_look_ahead import prompts_of
 from tests.integration.test_own_draft import OPTIONS, OWN, PERFECT, PROMPT, assert_nothing_is_left, said_to
-from tests.unit.engine.test_drafting_together import Stepwise
-from tests.unit.engine.test_launch_ahead import draw_apart
-from tests.unit.engine.test_verify_behind import Behind
-
-make_runner = engine.make_runner
-
-
-def runner_that_takes_what_is_drawn(*arguments: Any, **named: Any) -> Stepwise:
-    run = Stepwise(Behind(make_runner(*arguments, **named)))  # type: ignore[arg-type]
-    run.takes_drawn = True
-    return run
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +28,8 @@ def flights(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(flight.launched.finishing))
         return land(core, flight, meanwhile)
 
-    monkeypatch.setattr(engine, "make_runner", runner_that_takes_what_is_drawn)
-    monkeypatch.setattr(judging, "draw_plain", draw_apart)
-    monkeypatch.setattr(guessing_times, "SESSIONS", (1, 2))
+    for place, name, double in drawing_apart():
+        monkeypatch.setattr(place, name, double)
     monkeypatch.setattr(DraftingVerifyCore, "_land", counted)
     return found
 
