@@ -196,7 +196,8 @@ class FollowUp(_message.Message):
     """If it ends in another one, the next round is a plain one. False: then the coordinator says what is next."""
     rounds: _builtins.int
     """For how many rounds this holds, one after the other, each begun when the one before it has ended; at most 64. Any
-    item that names the session ends it, as does a stop token. 0 is 1, and the only one where outcomes are foreseen.
+    item that names the session ends it, as do a stop token and the end of its room. 0 is 1, and the only one where
+    outcomes are foreseen.
     """
     extends: _builtins.bool
     """What follows once the rounds that were ordered before have begun, without a gap: `base_length` is then that of the
