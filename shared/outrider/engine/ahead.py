@@ -98,8 +98,11 @@ class Following(NamedTuple):
         return Going(work, Feed(session.sequence, (outcomes.reference(NEXT, row),), tree, at=furthest, back=row), guess)
 
 
-def following(session: Target, there: There, own: OwnDraft, depth: int) -> Following | None:
-    """The round that is ordered to follow, if it is known and can begin now. `depth`: what votes have come to."""
+def following(session: Target, there: There, own: OwnDraft, depth: int, most: int) -> Following | None:
+    """The round that is ordered to follow, if it is known and can begin now.
+
+    `depth`: what votes have come to. `most`: tokens that may be asked for; who asks for more is told so in its turn.
+    """
     proposal = there.work.proposal
     if not session.orders or not proposal.tree.is_chain:
         return None
@@ -111,6 +114,8 @@ def following(session: Target, there: There, own: OwnDraft, depth: int) -> Follo
     if wanted is None:
         return Following(session, there, 0) if order.plainly else None
     length = length_of(wanted, depth)
+    if wanted.max_tokens > most:
+        return None
     if length and (wanted.siblings or not room or (verified and proposal.source is not Source.MODEL)):
         return None
     if length and not own.ready(session, verified, min(length, room)):

@@ -178,7 +178,8 @@ class DraftingVerifyCore(VerifyCore):
         apart = self._own.core.engine.device == self.engine.device and self._own.draws_apart
         apart = apart and all(is_plain(session.sampling) for session in self._voters)
         depth = self._depth([session.orders[0] for session in there if session.orders])
-        followed = [following(session, each, self._own, depth) for session, each in there.items()] if apart else []
+        each_of = there.items() if apart else ()
+        followed = [following(session, each, self._own, depth, self.max_proposal) for session, each in each_of]
         known = [each for each in followed if each]
         guessing = self._own.busy or bool(self._voters) or any(each.length or each.verified for each in known)
         if guessing and enough(known, there):

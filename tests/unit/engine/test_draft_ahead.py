@@ -245,6 +245,23 @@ def test_a_pass_that_cannot_begin_ahead_is_begun_afterwards(tiny_model: TinyMode
     assert min(len(pair.verifier.answer(number)) for number in range(3)) >= LENGTH // 3
 
 
+@pytest.mark.parametrize("vote", [None, 99])
+def test_who_asks_for_too_much_is_told_so_alone(tiny_model: TinyModel, vote: int | None) -> None:
+    directory = tiny_model("llama")
+    pair = make_pair(directory, same=True)
+    for number in range(5):
+        pair.live(number, DraftFirst(99, vote=vote) if number == 3 else DraftFirst(2))
+    replies = []
+    while pair.core.busy:
+        replies += pair.step()
+    (failed,) = [reply for reply in replies if isinstance(reply, Failed)]
+    assert (failed.key.session, failed.code) == (3, FailureCode.INVALID_ARGUMENT)
+    assert "draft_first.max_tokens" in failed.message
+    assert "99" in failed.message
+    assert pair.flights > 5
+    pair.check(answers(directory, range(5)))
+
+
 def test_guesses_that_fail_leave_the_answers_alone(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tiny_model("llama")
     pair = make_pair(directory, same=True)
