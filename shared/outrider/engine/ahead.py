@@ -25,6 +25,9 @@ from outrider.sampling.verify import VerifyRows
 
 Target = Session[VerifyRows]
 
+PAUSE = 32
+"""Passes after guesses that could not be begun ahead (too many sessions, no memory) before that is tried again."""
+
 
 class There(NamedTuple):
     """A round whose pass is being finished."""

@@ -11,6 +11,7 @@ from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Verdict
 from outrider.acceptance.tree import TokenTree
 from outrider.acceptance.votes import agreed_depth
 from outrider.engine.ahead import (
+    PAUSE,
     Awaited,
     Flight,
     Following,
@@ -72,6 +73,7 @@ class DraftingVerifyCore(VerifyCore):
         self._behind: Launched[VerifyRows] | None = None  # the pass that was launched behind the draft's
         self._awaited: dict[Session[VerifyRows], Awaited] = {}  # guesses that are to be verified by it
         self._flight: Flight | None = None
+        self._pause = 0  # passes for which no guesses are begun ahead
         own.core.on_chains = self._verify_behind
 
     def claim_thread(self) -> None:
@@ -178,7 +180,8 @@ class DraftingVerifyCore(VerifyCore):
         apart = self._own.core.engine.device == self.engine.device and self._own.draws_apart
         apart = apart and all(is_plain(session.sampling) for session in self._voters)
         depth = self._depth([session.orders[0] for session in there if session.orders])
-        each_of = there.items() if apart else ()
+        self._pause = max(0, self._pause - 1)
+        each_of = there.items() if apart and not self._pause else ()
         followed = [following(session, each, self._own, depth, self.max_proposal) for session, each in each_of]
         known = [each for each in followed if each]
         guessing = self._own.busy or bool(self._voters) or any(each.length or each.verified for each in known)
@@ -208,6 +211,8 @@ class DraftingVerifyCore(VerifyCore):
             self._next = self.launch_ahead(plain, there, outcomes)
         elif chains := self._own.draft_ahead(feeds, guesses, outcomes):
             self._verify_ahead(rounds, drafts, guesses, chains, outcomes, there)
+        else:
+            self._pause = PAUSE
 
     def _verify_ahead(
         self,

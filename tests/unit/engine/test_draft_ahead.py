@@ -240,7 +240,8 @@ def test_a_pass_that_cannot_begin_ahead_is_begun_afterwards(tiny_model: TinyMode
     for number in range(3):
         pair.live(number, DraftFirst(2), rounds=LENGTH // 3)
     pair.run()
-    assert refused == (6 if runner == "target" else 1) or refused > 0
+    # What the draft cannot do is tried again in its turn alone: there it costs its sessions their draft.
+    assert refused == (6 if runner == "target" else 2)
     pair.check(expected)
     assert min(len(pair.verifier.answer(number)) for number in range(3)) >= LENGTH // 3
 
