@@ -17,6 +17,7 @@ from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.proposal import NO_PROPOSAL
 from outrider.acceptance.step_times import StepTimes, on_line
 from outrider.engine.core import ReplicaCore
+from outrider.engine.step_times import STEM, some_tokens
 from outrider.engine.worker import DeviceWorker
 from outrider.protocol.items import DraftFirst, FollowUp, Key, Open, Opened, Verified, Verify
 from outrider.telemetry.logs import get_logger
@@ -31,9 +32,6 @@ LENGTH = 3
 
 ROUNDS, SETTLING = 10, 4
 """Rounds in a row, and how many of them, the first ones, are not timed."""
-
-STEM = 4
-"""Tokens of the prompts."""
 
 LEAST = 0.1
 """Part of what was measured of a pass by itself that stays at least."""
@@ -105,7 +103,7 @@ def _timed(core: ReplicaCore[Any], sessions: int) -> tuple[float, float] | None:
     """Milliseconds in which a round is verified, and drafted for; None if there was no such round."""
     worker: DeviceWorker[Any, Any] = DeviceWorker(core)  # makes the peer; it is never started
     peer: Any = worker.connect("rounds", lambda replies: None, vocabulary_size=core.engine.info.vocabulary_size)
-    stem = tuple((7 + 31 * index) % core.engine.info.vocabulary_size for index in range(STEM))
+    stem = some_tokens(core, STEM)
     passes: list[tuple[float, float]] = []
     try:
         for number in range(1, sessions + 1):

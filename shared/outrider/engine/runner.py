@@ -164,7 +164,7 @@ class GeneralRunner:
 
     def settle(self, drawn: Tensor, rounds: Sequence[Guessed]) -> Drawn:
         """See `Runner`."""
-        raise NotImplementedError("no pass takes what is drawn")
+        raise AssertionError("no pass takes what is drawn")
 
     def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
         """See `Runner`: the host takes every step."""

@@ -63,7 +63,7 @@ def time_verifying(core: ReplicaCore[Any]) -> StepTimes | None:
     """
 
     def ask(key: Key, keep: int, append: tuple[int, ...], rows: int) -> Verify:
-        return Verify(key, keep, append, Proposal(TokenTree.chain(_tokens(core, rows - 1)), Source.NGRAM))
+        return Verify(key, keep, append, Proposal(TokenTree.chain(some_tokens(core, rows - 1)), Source.NGRAM))
 
     return _Timing(core, ask, min(VERIFIED_EACH, core.max_proposal + 1)).run(ROWS)
 
@@ -132,7 +132,7 @@ class _Timing:
     def _time(self, rows: int, each: int, *, in_a_row: bool = False) -> float:
         """Milliseconds of a round; `each`: most rows of a session. `in_a_row`: of plain ones, one behind the other."""
         shares = [min(each, rows - start) for start in range(0, rows, each)]
-        stem = _tokens(self._core, STEM)
+        stem = some_tokens(self._core, STEM)
         for number in range(len(shares)):
             key = Key(number + 1, 1, STEM)
             params = SamplingParams()
@@ -154,7 +154,7 @@ class _Timing:
 
     def _plain_rounds(self, sessions: int) -> float:
         """Seconds of one of several."""
-        keep, append = STEM, _tokens(self._core, STEM + 1)[STEM:]
+        keep, append = STEM, some_tokens(self._core, STEM + 1)[STEM:]
         for number in range(1, sessions + 1):
             key = Key(number, 1, STEM + 1)
             self._core.handle(self._peer, Verify(key, keep, append, NO_PROPOSAL))
@@ -167,7 +167,7 @@ class _Timing:
     def _round(self, shares: list[int], base: int) -> float:
         """Seconds."""
         keep = base - (base > STEM)
-        append = _tokens(self._core, base)[keep:]
+        append = some_tokens(self._core, base)[keep:]
         started = time.perf_counter()
         for number, share in enumerate(shares):
             self._core.handle(self._peer, self._ask(Key(number + 1, 1, base), keep, append, share))
@@ -184,5 +184,6 @@ def _said(found: Mapping[int, float]) -> str:
     return ", ".join(f"{ms:.2f} ms for {rows}" for rows, ms in found.items())
 
 
-def _tokens(core: ReplicaCore[Any], count: int) -> tuple[int, ...]:
+def some_tokens(core: ReplicaCore[Any], count: int) -> tuple[int, ...]:
+    """The first tokens of a text that does not matter."""
     return tuple((7 + 31 * index) % core.engine.info.vocabulary_size for index in range(count))
