@@ -91,7 +91,7 @@ def graph_seconds(work: Callable[[], Any], inner: int = 1) -> float:
 def tiles(rows: int, columns: int, depth: int) -> list[Tile] | list[TallTile]:
     """What is tried for so many rows and a weight [columns, depth]."""
     if rows > FEW_ROWS:
-        return tall_tiles(rows)
+        return tall_tiles(rows, cut=parts_of(columns, depth) > 1)
     part = depth // parts_of(columns, depth)
     found = []
     height = min(max(16, 1 << (rows - 1).bit_length()), 64)
@@ -103,17 +103,20 @@ def tiles(rows: int, columns: int, depth: int) -> list[Tile] | list[TallTile]:
     return found
 
 
-def tall_tiles(rows: int) -> list[TallTile]:
-    """The same for many rows: those that fit into a multiprocessor's memory and registers, and leave few unused."""
+def tall_tiles(rows: int, *, cut: bool) -> list[TallTile]:
+    """The same for many rows: those that fit into a multiprocessor's memory and registers, and leave few unused.
+
+    `cut`: the sums are cut, so that a program may add up their parts, for which it needs twice the registers.
+    """
     found = []
-    for (height, more), width, stages, warps in itertools.product(
-        ((64, 0), (64, 32), (128, 0), (128, 64), (256, 0)), (64, 128, 256), (3, 4, 5), (4, 8)
+    for (height, more), width, stages, warps, together in itertools.product(
+        ((64, 0), (64, 32), (128, 0), (128, 64), (256, 0)), (64, 128, 256), (3, 4, 5), (4, 8), {False, cut}
     ):
-        tall = height + more
+        tall, sums = height + more, 2 if together else 1
         unused = -(-rows // tall) * tall - rows
-        if unused > rows // 3 or (width + tall) * 64 * 2 * stages > 227_000 or width * tall > warps * 32 * 144:
+        if unused > rows // 3 or (width + tall) * 64 * 2 * stages > 227_000 or sums * width * tall > warps * 32 * 208:
             continue
-        found.append(TallTile(height, more, width, 64, stages, warps))
+        found.append(TallTile(height, more, width, 64, stages, warps, together))
     return found
 
 
@@ -177,16 +180,25 @@ def independent(product: Product, depth: int) -> bool:
     generator = torch.Generator("cuda").manual_seed(1)
     x = torch.randn(64, depth, dtype=torch.bfloat16, device="cuda", generator=generator)
     memory = torch.empty(2048 * product.row_bytes, dtype=torch.uint8, device="cuda")
-    whole = product(x, memory).clone()
+    whole = summed(product(x, memory))
     for rows in (1, 2, 3, 5, 8, 13, 16, 17, 32, 33, 48):
         for start in (0, 64 - rows):
-            if not torch.equal(product(x[start : start + rows].contiguous(), memory), whole[:, start : start + rows]):
+            found = summed(product(x[start : start + rows].contiguous(), memory))
+            if not torch.equal(found, whole[start : start + rows]):
                 return False
     others = torch.cat([x.roll(7, 0)] * 8)
     return all(
-        torch.equal(product(torch.cat([others[:before], x, x[:5]]), memory)[:, before : before + 64], whole)
+        torch.equal(summed(product(torch.cat([others[:before], x, x[:5]]), memory))[before : before + 64], whole)
         for before in (1, 27, 60, 123, 187, 315, 443, 512)
     )
+
+
+def summed(parts: Tensor) -> Tensor:
+    """Their sum [T, N] as the kernels after a product add them up, in new memory."""
+    total = torch.zeros_like(parts[0])
+    for part in parts:
+        total += part
+    return total
 
 
 def measure(make: Callable[[Tensor], Product], shape: tuple[int, int], rows: tuple[int, ...]) -> dict[str, float]:

@@ -46,16 +46,25 @@ def test_a_head_is_not_cut_however_few_its_columns(weight: torch.Tensor) -> None
 
 @pytest.mark.parametrize("more", [0, 16])
 @pytest.mark.parametrize("rows", [FEW_ROWS + 1, 97])
-@pytest.mark.parametrize("whole", [True, False])
-def test_many_rows_have_the_bits_that_few_have(weight: torch.Tensor, rows: int, more: int, whole: bool) -> None:
-    """The kernel for many rows; a tile's rows need not be a power of two, nor divide the pass's, nor its columns N."""
+@pytest.mark.parametrize(("whole", "together"), [(True, False), (False, False), (False, True)])
+def test_many_rows_have_the_bits_that_few_have(
+    weight: torch.Tensor, rows: int, more: int, whole: bool, together: bool
+) -> None:
+    """The kernel for many rows; a tile's rows need not be a power of two, nor divide the pass's, nor its columns N.
+
+    Where a program adds the parts up, the bits are those that their reader finds.
+    """
     x = torch.randn(rows, DEPTH, generator=torch.Generator().manual_seed(rows)).to(DEVICE, DTYPE)
     if INTERPRETED:  # NumPy's sums depend on a tile's shape, unless nothing is rounded
         weight, x = (weight * 64).round() / 64, (x * 8).round() / 8
-    tall = StreamProduct(weight, TallTile(32, more, 64, 64, 2, 4), whole=whole)
+    tall = StreamProduct(weight, TallTile(32, more, 64, 64, 2, 4, together), whole=whole)
     found = apply(tall, x).clone()
-    few = [apply(StreamProduct(weight, whole=whole), x[start : start + 30]).clone() for start in range(0, rows, 30)]
-    assert torch.equal(found, torch.cat(few, dim=1))
+    parts = [apply(StreamProduct(weight, whole=whole), x[start : start + 30]).clone() for start in range(0, rows, 30)]
+    few = torch.cat(parts, dim=1)
+    if together:
+        assert len(few) > len(found) == 1
+        few = sum(few, torch.zeros_like(few[0]))[None]
+    assert torch.equal(found, few)
 
 
 def test_a_tile_for_any_number_of_rows() -> None:

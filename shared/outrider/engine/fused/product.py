@@ -155,13 +155,12 @@ class StreamProduct:
         self._options: dict[str, Any] = overlap_options(weight.device)
 
     def __call__(self, x: Tensor, memory: Tensor) -> Tensor:
-        """See `Product`. The parts are float32 unless there is one only."""
+        """See `Product`. Parts are float32, and so is what the kernel for many rows has added up of them."""
         rows, depth = x.shape
         columns, parts = len(self.weight), self.parts
         output = memory.view(self._kind)[: parts * rows * columns].view(parts, rows, columns)
         if rows > FEW_ROWS and self.tall is not None:
-            self.tall(x, output)
-            return output
+            return self.tall(x, output)
         tile = self._tile or tile_for(rows, columns, depth, parts)
         _stream[(triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns), parts)](
             x,

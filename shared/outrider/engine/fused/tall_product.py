@@ -23,7 +23,7 @@ def _tall(
     x,  # descriptor of [T, K], blocks of block_rows
     x_more,  # the same in blocks of more_rows, if there are any
     weight,  # descriptor of [N, K]
-    output,  # [PARTS, T, N]
+    output,  # [PARTS / PARTS_EACH, T, N]
     rows,
     columns,
     part_depth,
@@ -31,19 +31,25 @@ def _tall(
     more_rows: tl.constexpr,  # a tile's rows beyond block_rows: both are powers of two, together they need not be
     block_columns: tl.constexpr,
     block_depth: tl.constexpr,
+    parts_each: tl.constexpr,  # a program's: one, or all, which it adds up in order, as readers of parts do
     overlap: tl.constexpr,
 ):
     # Blocks of rows come first, so that those that read the same weights run side by side.
     row, column, part = tl.program_id(0) * (block_rows + more_rows), tl.program_id(1) * block_columns, tl.program_id(2)
-    start = part * part_depth
+    start = part * parts_each * part_depth
     wait_for_inputs(overlap)
     total = tl.zeros((block_columns, block_rows), tl.float32)
     more = tl.zeros((block_columns, more_rows if more_rows > 0 else 16), tl.float32)
-    for k in range(start, start + part_depth, block_depth):
-        weights = weight.load([column, k])
-        total = tl.dot(weights, x.load([row, k]).T, total, input_precision="ieee")
-        if more_rows > 0:
-            more = tl.dot(weights, x_more.load([row + block_rows, k]).T, more, input_precision="ieee")
+    for each in range(parts_each):
+        here = tl.zeros((block_columns, block_rows), tl.float32)
+        more_here = tl.zeros((block_columns, more_rows if more_rows > 0 else 16), tl.float32)
+        for k in range(start + each * part_depth, start + (each + 1) * part_depth, block_depth):
+            weights = weight.load([column, k])
+            here = tl.dot(weights, x.load([row, k]).T, here, input_precision="ieee")
+            if more_rows > 0:
+                more_here = tl.dot(weights, x_more.load([row + block_rows, k]).T, more_here, input_precision="ieee")
+        total += here
+        more += more_here
     _store(total, output, row, column, part, rows, columns, block_rows, block_columns)
     if more_rows > 0:
         _store(more, output, row + block_rows, column, part, rows, columns, more_rows, block_columns)
@@ -67,6 +73,7 @@ class TallTile:
     depth: int
     stages: int
     warps: int
+    together: bool = False  # a program adds up all parts of its sums, and writes one
 
 
 _WHOLE = (
@@ -86,19 +93,23 @@ _CUT = (
     (128, TallTile(128, 0, 128, 64, 5, 4)),
     (192, TallTile(128, 64, 64, 64, 3, 4)),
     (256, TallTile(128, 0, 128, 64, 3, 4)),
-    (384, TallTile(128, 0, 128, 64, 5, 4)),
+    (384, TallTile(128, 64, 64, 64, 5, 4, together=True)),
+    (512, TallTile(128, 0, 128, 64, 5, 8, together=True)),
+    (640, TallTile(128, 64, 128, 64, 4, 8, together=True)),
 )
+"""The same where they are cut. The more rows there are, the more bytes of parts it would be to write them apart."""
 
 _CROWDED = (
     (96, TallTile(64, 32, 64, 64, 3, 4)),
     (128, TallTile(128, 0, 64, 64, 3, 4)),
     (192, TallTile(128, 64, 64, 64, 3, 4)),
     (256, TallTile(128, 0, 64, 64, 3, 4)),
-    (384, TallTile(128, 64, 64, 64, 3, 4)),
+    (384, TallTile(128, 64, 64, 64, 3, 4, together=True)),
+    (512, TallTile(128, 0, 64, 64, 3, 4, together=True)),
 )
-"""The same where the blocks are `crowded`."""
+"""And where the blocks are `crowded`."""
 
-_CUT_BEYOND = TallTile(128, 0, 128, 64, 3, 4)
+_CUT_BEYOND = TallTile(128, 0, 128, 64, 5, 8, together=True)
 
 
 def crowded(columns: int, parts: int) -> bool:
@@ -129,12 +140,14 @@ class TallProduct:
         self._described: dict[tuple[int, int], TensorDescriptor] = {}  # the weight, by a block's columns and depth
         self._options: dict[str, Any] = overlap_options(weight.device)
 
-    def __call__(self, x: Tensor, output: Tensor) -> None:
-        """x [T, K] -> output [parts, T, N]."""
+    def __call__(self, x: Tensor, output: Tensor) -> Tensor:
+        """x [T, K] -> [parts or 1, T, N], in the memory of `output` [parts, T, N]."""
         rows, depth = x.shape
         columns = len(self._weight)
         tile = self._tile or tall_tile(rows, columns, self._parts)
-        _tall[(triton.cdiv(rows, tile.rows + tile.more_rows), triton.cdiv(columns, tile.columns), self._parts)](
+        parts = 1 if tile.together else self._parts
+        output = output[:parts]
+        _tall[(triton.cdiv(rows, tile.rows + tile.more_rows), triton.cdiv(columns, tile.columns), parts)](
             _described(x, tile.rows, tile.depth),
             _described(x, tile.more_rows or tile.rows, tile.depth),
             self._weight_in(tile),
@@ -146,10 +159,12 @@ class TallProduct:
             more_rows=tile.more_rows,
             block_columns=tile.columns,
             block_depth=tile.depth,
+            parts_each=self._parts // parts,
             num_stages=tile.stages,
             num_warps=tile.warps,
             **self._options,
         )
+        return output
 
     def _weight_in(self, tile: TallTile) -> TensorDescriptor:
         found = self._described.get((tile.columns, tile.depth))
