@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.pair_speed --verifier cuda:0 --draft cuda:1 [--agreement 0.8] [--concurrency 1 4 16]
 
-One verifier (8B shape) and one draft (its first 3 layers) serve several coordinators that differ in their settings, one
-after the other: plain decoding, speculation with a fixed length, the same with look-ahead, and the controller's own
-choice. Every client asks for --tokens tokens after a random prompt of --prompt tokens, with a seed.
+One verifier (8B shape) and one draft (its first 3 layers) serve several coordinators that differ in their settings, in
+turns: plain decoding, speculation with a fixed length, the same with look-ahead, and the controller's own choice. With
+--repeats each has as many turns with every number of clients, and ratios are those of turns that followed each other.
+Every client asks for --tokens tokens after a random prompt of --prompt tokens, with a seed.
 With --simulated 6 there is no GPU: a verifier with a draft of its own waits six times as long as an H200 was seen to
 take (tests/benchmarks/simulated/card.py), --agreement is the chance that a guessed token stands, and coordinators, gRPC
 and clients are the real ones: this shows what the controller chooses, and not what hosts and GPUs reach.
@@ -25,7 +26,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import AsyncExitStack, ExitStack
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--draft-tokens", type=int, nargs="*", default=[5], help="of the modes with a fixed length")
     parser.add_argument("--temperature", type=float, default=1.0, help="the lower, the less the common noise decides")
+    parser.add_argument("--repeats", type=int, default=1, help="turns of every mode with each number of clients")
     parser.add_argument("--modes", nargs="*", default=["plain", "fixed", "ahead", "auto"])
     parser.add_argument("--name", default="pair_speed")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -71,27 +73,47 @@ def main() -> None:
     result: dict[str, Any] = {"seed": SEED, "options": {k: str(v) for k, v in vars(arguments).items()}, "runs": []}
     with ExitStack() as stack:
         addresses = start_replicas(stack, arguments)
-        for mode, length, flags in runs:
-            with ExitStack() as inner:
-                more = ["--listen", "127.0.0.1:0", *addresses, *flags]
-                coordinators = [
-                    start(inner, "coordinator", "outrider_coordinator", more) for _ in range(arguments.coordinators)
-                ]
-                for each in coordinators:
+        coordinators = [
+            [
+                start(stack, "coordinator", "outrider_coordinator", ["--listen", "127.0.0.1:0", *addresses, *flags])
+                for _ in range(arguments.coordinators)
+            ]
+            for _, _, flags in runs
+        ]
+        for clients, repeat in product(arguments.concurrency, range(arguments.repeats)):
+            for (mode, length, _), ours in zip(runs, coordinators, strict=True):
+                for each in ours:
                     wait(each)
-                for clients in arguments.concurrency:
-                    found = asyncio.run(
-                        measure([each.address for each in coordinators], clients, mode, length, arguments)
-                    )
-                    result["runs"].append({"mode": mode, "length": length, "concurrency": clients, **found})
-                    print(
-                        f"{mode:6}{length or '':1} x {clients:3}: {found['tokens_per_second']:8.1f} tok/s,"
-                        f" {found['tokens_per_round']:.2f} a round, round {found['round_ms']:.2f} ms,"
-                        f" verifier busy {found['verifier_busy'] or 0:.2f},"
-                        f" first token {found['first_token_ms']:.0f} ms, {found['speculation']}",
-                        flush=True,
-                    )
-                    save(arguments.name, result, arguments.out)
+                found = asyncio.run(measure([each.address for each in ours], clients, mode, length, arguments))
+                turn = {"mode": mode, "length": length, "concurrency": clients, "repeat": repeat}
+                result["runs"].append({**turn, **found})
+                print(
+                    f"{mode:6}{length or '':1} x {clients:3}: {found['tokens_per_second']:8.1f} tok/s,"
+                    f" {found['tokens_per_round']:.2f} a round, round {found['round_ms']:.2f} ms,"
+                    f" verifier busy {found['verifier_busy'] or 0:.2f},"
+                    f" first token {found['first_token_ms']:.0f} ms, {found['speculation']}",
+                    flush=True,
+                )
+                save(arguments.name, result, arguments.out)
+    print("\n".join(over_the_first(result["runs"])))
+
+
+def over_the_first(runs: list[dict[str, Any]]) -> list[str]:
+    """For every number of clients the speeds of all modes, medians, and each turn's over that of the first mode's."""
+    speeds: dict[int, dict[str, list[float]]] = {}
+    for run in runs:
+        name = f"{run['mode']}{run['length'] or ''}"
+        speeds.setdefault(run["concurrency"], {}).setdefault(name, []).append(run["tokens_per_second"])
+    lines = []
+    for clients, modes in speeds.items():
+        first, *others = modes.items()
+        parts = [f"{clients:4} clients: {first[0]} {statistics.median(first[1]):.0f}"]
+        for name, found in others:
+            ratios = [speed / base for speed, base in zip(found, first[1], strict=True)]
+            turns = " ".join(f"{ratio:.2f}" for ratio in ratios)
+            parts.append(f"{name} {statistics.median(found):.0f} = {statistics.median(ratios):.2f} ({turns})")
+        lines.append(", ".join(parts))
+    return lines
 
 
 def start_replicas(stack: ExitStack, arguments: argparse.Namespace) -> list[str]:
