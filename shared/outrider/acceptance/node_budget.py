@@ -105,7 +105,7 @@ class NodeBudget:
         self._times = RowTimes()
         self._sessions: dict[Session, None] = {}  # in the order in which they are asked
         self._begun: set[Session] = set()  # those that have had a round
-        self._in_step = 0.0  # sessions that share a pass, on average; 0: nobody has said so
+        self._per_own = 0.0  # sessions of a pass for each of ours that have begun, on average; 0: nobody has said so
         self._other_ms = 0.0
         self._rounds = 0
 
@@ -114,9 +114,10 @@ class NodeBudget:
         """Sessions that share a pass, those of other coordinators too; all that take part, until rounds say more.
 
         Who is still reading a prompt will share it soon: where many come at once, what pays for the first few of them
-        does not for all. Other coordinators are taken to be as far as this one.
+        does not for all. Other coordinators are taken to be as far as this one, and to have as many for each of ours as
+        they had when a round said so last, be it to sessions that have left.
         """
-        return self._in_step * max(1.0, len(self._sessions) / max(len(self._begun), 1)) or float(len(self._sessions))
+        return (self._per_own or 1.0) * len(self._sessions)
 
     @property
     def own(self) -> int:
@@ -149,8 +150,9 @@ class NodeBudget:
         """
         if session in self._sessions:
             self._begun.add(session)
-        if sessions:
-            self._in_step += (sessions - self._in_step) / SHORT_MEMORY if self._in_step else sessions
+        if sessions and self._begun:
+            per_own = sessions / len(self._begun)
+            self._per_own += (per_own - self._per_own) / SHORT_MEMORY if self._per_own else per_own
         if verify_ms is not None and rows:
             self._times.observe(rows, verify_ms)
         if other_ms is not None:

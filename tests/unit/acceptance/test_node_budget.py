@@ -210,6 +210,21 @@ def test_who_reads_a_prompt_is_about_to_share_the_step() -> None:
         budget.record(fleet.controls[0], 24, 24, None, None)
     assert budget.together == pytest.approx(24)
     budget.leave(fleet.controls[0])
-    assert budget.together == pytest.approx(24)
-    budget.record(fleet.controls[0], 24, 24, None, None)
+    assert budget.together == pytest.approx(21), "others may have lost as many"
+    for _ in range(200):
+        budget.record(fleet.controls[0], 24, 24, None, None)
     assert budget.together == pytest.approx(24), "one that has left does not begin"
+
+
+def test_who_comes_after_all_others_have_left_shares_its_steps_with_as_many() -> None:
+    """One burst of requests after the other: that none of the second has begun does not make them more."""
+    budget = NodeBudget()
+    for _ in range(2):
+        fleet = Fleet(gpu, 8)
+        for control in fleet.controls:
+            budget.join(control)
+        for turn, control in enumerate(fleet.controls, start=1):
+            budget.record(control, 4 * turn, 4 * turn, None, None)
+            assert budget.together == pytest.approx(32)
+        for control in fleet.controls:
+            budget.leave(control)
