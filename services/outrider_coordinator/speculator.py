@@ -165,6 +165,7 @@ class Speculator:
             beside=len(proposal) - depth,
             tried=tried,
             stood=stood,
+            tally=step.tally,
         )
         if self._control.record(result):
             log.warning("session %d falls back to plain decoding: %s", self._session.number, self.fallback_reason)

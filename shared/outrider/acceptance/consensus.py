@@ -70,6 +70,8 @@ class Consensus:
             return
         drafted, sessions = result.drafted, result.sessions
         own = max(1, len(self._sessions))
+        if result.tally.tried and sessions > own:  # each of our sessions is told of it, and has told of its own guesses
+            self._pool.hear(result.tally, (sessions - own) / sessions / own)
         self._passes += 1.0 / own
         used = min(1.0, result.proposed / drafted) if drafted else 0.0
         self._own_use += (used - self._own_use) / (RECENT * own)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.acceptance.tally import Tally
+
 MEMORY = 0.97
 """What a trial is worth after each later one of its level: about the last 30 count."""
 LEAST_WEIGHT, MOST_WEIGHT = 1.0, 10.0
@@ -41,15 +43,27 @@ class AcceptancePool:
         self._prior = self.chances
         self._trials = [0.0] * len(prior)
         self._stood = [0.0] * len(prior)
-        self._new = 0
+        self._new = 0.0
 
     def record(self, place: int, stood: float) -> None:
         """A token at the level `place` + 1 stood (1) or fell (0)."""
         self._trials[place] = POOL_MEMORY * self._trials[place] + 1.0
         self._stood[place] = POOL_MEMORY * self._stood[place] + stood
-        self._new += 1
-        if self._new >= POOL_REFRESH or self.known < 1.0:
-            self._new = 0
+        self._new += 1.0
+        self._sum_up()
+
+    def hear(self, tally: Tally, share: float) -> None:
+        """This part of a tally is of others, and was not heard before. Levels are places."""
+        for level, (trials, stands) in enumerate(zip(*tally, strict=True)):
+            place, memory = min(level, len(self._trials) - 1), POOL_MEMORY ** (share * trials)
+            self._trials[place] = memory * self._trials[place] + share * trials
+            self._stood[place] = memory * self._stood[place] + share * stands
+            self._new += share * trials
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        if self._new >= POOL_REFRESH or (self._new and self.known < 1.0):
+            self._new = 0.0
             self.known = min(1.0, sum(self._trials) / WELL_KNOWN)
             self.weight = LEAST_WEIGHT + self.known * (MOST_WEIGHT - LEAST_WEIGHT)
             expected = sum(prior * trials for prior, trials in zip(self._prior, self._trials, strict=True))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.acceptance.tally import NO_TALLY, Tally
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -21,3 +23,4 @@ class Round:
     beside: int = 0  # proposed tokens beside the chain
     tried: int = 0  # those of them beside the first token of the chain that fell
     stood: int | None = None  # which of these stood, from 0
+    tally: Tally = NO_TALLY  # of guesses of all who share the verifier, told of lately

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 import torch
 
 from outrider.acceptance.accept import decide
-from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Verdict
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
+from outrider.acceptance.tally import Tallying
 from outrider.engine.ahead import Going, There
 from outrider.engine.batch import Feed
 from outrider.engine.core import Launched, ReplicaCore
@@ -52,6 +53,7 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         self._next: Launched[VerifyRows] | None = None  # the pass that runs already
         self._early = False  # whether the pass that is being finished was launched before its turn
         self._early_share = float(engine.takes_drawn)  # of the last passes, about `RECENT` of them
+        self._tallying = Tallying()  # what came of the guesses that were drafted here, since it was last told
         self._going: dict[Session[VerifyRows], Going] = {}  # in it, of the sessions in the pass that is being finished
 
     @property
@@ -213,7 +215,8 @@ class VerifyCore(ReplicaCore[VerifyRows]):
 
     def step_of(self, sessions: Sequence[Session[VerifyRows]]) -> Step:
         """What the rounds of these sessions shared a pass with: each other, and others' prompts."""
-        return Step(self.pass_rows, len(sessions), waited=not self._early and self._early_share > 0.5)
+        waited = not self._early and self._early_share > 0.5
+        return Step(self.pass_rows, len(sessions), waited=waited, tally=self._tallying.take())
 
     def verified(self, session: Session[VerifyRows], verdict: Verdict, step: Step) -> Verified:
         """The reply to a round."""
@@ -250,6 +253,8 @@ class VerifyCore(ReplicaCore[VerifyRows]):
             return None
         try:
             self.sessions.go_on(session, tokens, outcome.accepted)
+            if self.own_draft is not None and proposal.source is Source.MODEL and proposal.tree.is_chain:
+                self._tallying.add(len(proposal), len(outcome.accepted))
             session.orders = (*order.rest(), *session.orders[1:])
             if going := self._going.get(session):
                 self.catch_up(session, going)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.proposal import NO_PROPOSAL, Outcome, Proposal, Verdict
+from outrider.acceptance.tally import NO_TALLY, Tally
 from outrider.acceptance.tree import ROOT, TokenTree
 
 PROTOCOL_VERSION = 2
@@ -189,6 +190,7 @@ class Step(NamedTuple):
     draft_depth: int = 0  # most tokens, one after another, that it drafted for one of them
     draft_prompt_rows: int = 0  # of the prompts that its draft read meanwhile
     waited: bool = False  # it began late, when the host knew what came of the one before, which is not the rule
+    tally: Tally = NO_TALLY  # of the replica's own guesses, of all sessions, since it last told
 
 
 NO_STEP = Step()

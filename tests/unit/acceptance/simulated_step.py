@@ -15,6 +15,7 @@ from outrider.acceptance.policy import Policy
 from outrider.acceptance.pools import Pools
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.round import Round
+from outrider.acceptance.tally import Tallying
 from outrider.acceptance.votes import agreed_depth
 from tests.benchmarks.simulated.card import Card
 
@@ -95,6 +96,7 @@ class SharedVerifier:
         for each in self._coordinators:
             each.costs.expect(*card.told(told, guessed))
         self._random = random.Random(seed)
+        self._tallying = Tallying()
 
     def run(self, sessions: int, tokens: int, chance: Callable[[int], float], longest: int = 8) -> Played:
         """New sessions, until each has so many tokens."""
@@ -121,10 +123,12 @@ class SharedVerifier:
         rows = len(seats) + proposed
         verifying = self._card.verify_ms(rows) + self._card.host_ms(len(seats) - guessing, guessing, proposed)
         played.milliseconds += drafting + verifying
+        tally = self._tallying.take()  # of the round before
         for seat, length in zip(seats, lengths, strict=True):
             stood = 0
             while stood < length and self._random.random() < seat.chance:
                 stood += 1
+            self._tallying.add(length, stood)
             observed = verifying * self._random.lognormvariate(0.0, 0.05)
             seat.control.record(
                 Round(
@@ -136,6 +140,7 @@ class SharedVerifier:
                     rows=rows,
                     sessions=len(seats),
                     drafted=deepest,
+                    tally=tally,
                 )
             )
             seat.first, seat.guessed = False, seat.guessed or length > 0

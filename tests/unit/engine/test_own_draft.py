@@ -11,6 +11,7 @@ import pytest
 from outrider.acceptance.accept import accept
 from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
+from outrider.acceptance.tally import NO_TALLY, Tally, Tallying
 from outrider.acceptance.tree import TokenTree
 from outrider.engine.draft import DraftCore
 from outrider.engine.drafting_verify import MOST_IN_A_ROW, DraftingVerifyCore
@@ -65,6 +66,8 @@ class Verifier:
         worker: DeviceWorker[Any, Any] = DeviceWorker(core)
         self.peer: Any = worker.connect("test", lambda replies: None, vocabulary_size=VOCABULARY_SIZE)
         self.drafted: dict[int, list[Proposal]] = {}
+        self.accepted: dict[int, list[int]] = {}
+        self.tallies: dict[int, list[Tally]] = {}
 
     def run(self, *items: Any) -> list[Any]:
         replies = [reply for item in items if (reply := self.core.handle(self.peer, item))]
@@ -101,7 +104,9 @@ class Verifier:
                 number, history = reply.key.session, histories[reply.key.session]
                 assert reply.key.base_length == len(history)
                 self.drafted.setdefault(number, []).append(reply.drafted)
+                self.tallies.setdefault(number, []).append(reply.step.tally)
                 outcome = accept(rule, reply.drafted, reply.verdict, seed=number, base_length=len(history))
+                self.accepted.setdefault(number, []).append(len(outcome.accepted))
                 history.extend(outcome.tokens(reply.drafted.tree))
                 if len(history) - prompts[number] < LENGTH:
                     items.append(order(number))
@@ -360,3 +365,21 @@ def test_it_says_where_the_draft_read_prompts_meanwhile(verifier: Verifier) -> N
     assert again.step.draft_prompt_rows == 0
     together = verifier.run(*items)
     assert [reply.step.draft_prompt_rows for reply in together] == [len(prompts[2])] * 2
+
+
+@pytest.mark.parametrize("rule", Rule)
+def test_it_tells_what_came_of_the_guesses_that_it_goes_on_from(verifier: Verifier, rule: Rule) -> None:
+    verifier.answers(rule, DraftFirst(3), [1, 2])
+    rounds = min(map(len, verifier.drafted.values()))
+    assert rounds > 5
+    assert verifier.tallies[1][0] == NO_TALLY
+    for turn in range(1, rounds):  # what the two rounds of the pass before came to
+        expected = Tallying()
+        for number in (1, 2):
+            expected.add(len(verifier.drafted[number][turn - 1]), verifier.accepted[number][turn - 1])
+        assert verifier.tallies[1][turn] == verifier.tallies[2][turn] == expected.take()
+
+
+def test_siblings_and_guesses_of_others_are_not_told_of(verifier: Verifier) -> None:
+    verifier.answers(Rule.MATCH, DraftFirst(3, (2, 1)), [1])
+    assert set(verifier.tallies[1]) == {NO_TALLY}
