@@ -14,7 +14,7 @@ from outrider.acceptance.proposal import NO_PROPOSAL, Outcome, Proposal, Verdict
 from outrider.acceptance.tally import NO_TALLY, Tally
 from outrider.acceptance.tree import ROOT, TokenTree
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 MAX_ROUNDS = 64
 """Most rounds that one follow-up is for."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from itertools import groupby
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import grpc.aio
 
-from outrider.protocol.items import DraftReply, DraftRequest, VerifierReply, VerifierRequest
+from outrider.protocol.items import DraftReply, DraftRequest, Verified, VerifierReply, VerifierRequest
 from outrider.rpc import convert
 from outrider.rpc.malformed import lenient
+from outrider.rpc.verdicts import shared, write_verdicts
 from outrider.v1 import draft_pb2, replica_pb2, verifier_pb2
 
 Item = TypeVar("Item")
@@ -72,8 +74,13 @@ def _verifier_replies_frame(
 ) -> verifier_pb2.VerifyResponse:
     frame = verifier_pb2.VerifyResponse()
     add = frame.replies.replies.add
-    for reply in replies:
-        write(reply, add())
+    for common, group in groupby(replies, shared):
+        alike = list(group)
+        if common is not None and len(alike) > 1:
+            write_verdicts(cast("list[Verified]", alike), common, add().verdicts)
+        else:
+            for reply in alike:
+                write(reply, add())
     return frame
 
 

@@ -11,6 +11,7 @@ from outrider.protocol.items import Close, DraftAhead, FailureCode, Key, Open, P
 from outrider.rpc.deadlines import Deadlines
 
 VERDICT = "verdict"
+VERDICTS = "verdicts"  # of several rounds in one message
 ANSWERS: dict[type, str] = {
     Open: "opened",
     Verify: VERDICT,

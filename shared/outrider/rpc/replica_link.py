@@ -16,10 +16,11 @@ from outrider.rpc import convert
 from outrider.rpc.channel import SILENCE_S, open_channel
 from outrider.rpc.codec import Codec
 from outrider.rpc.deadlines import Deadlines
-from outrider.rpc.exchange import ANSWERS, VERDICT, Exchange, Following, ItemError, Keyed, Pending
+from outrider.rpc.exchange import ANSWERS, VERDICT, VERDICTS, Exchange, Following, ItemError, Keyed, Pending
 from outrider.rpc.step_times import step_times_from_proto
 from outrider.rpc.stream_ends import end_of, read_frame, reason, until_one_ends
 from outrider.rpc.tls import ClientTls
+from outrider.rpc.verdicts import verdicts_from_proto
 from outrider.telemetry.logs import get_logger
 from outrider.v1 import model_pb2, model_pb2_grpc, replica_pb2
 
@@ -266,11 +267,14 @@ class ReplicaLink(Generic[Item, Reply]):
         await self._leave.wait()
 
     def _take(self, wire: Any) -> None:
-        key = convert.key_of(wire)
-        pending = self._pending.get(key) or self._early(key)
-        if pending is None or pending.result is not None:
-            return  # stale: of an older epoch or base length, or given up
-        if wire.WhichOneof("event") not in (pending.event, "error", None):
+        event = wire.WhichOneof("event")
+        if event == VERDICTS:
+            self._take_verdicts(wire)
+            return
+        pending = self._waiting(convert.key_of(wire))
+        if pending is None:
+            return
+        if event not in (pending.event, "error", None):
             return  # said once more: the answer to an earlier item with this key
         try:
             reply = self._codec.reply_from_proto(wire)
@@ -279,9 +283,20 @@ class ReplicaLink(Generic[Item, Reply]):
             return
         pending.settle(Exchange(reply, pending.sent_bytes + wire.ByteSize()))
 
-    def _early(self, key: Key) -> Pending | None:
-        following = self._following.get((key.session, key.epoch))
-        return following.at(key.base_length) if following is not None else None
+    def _take_verdicts(self, wire: Any) -> None:
+        """Whose verdict is which cannot be known of columns that do not fit each other: the stream ends by raising."""
+        share = wire.ByteSize() // max(1, len(wire.verdicts.sessions))
+        for reply in verdicts_from_proto(wire.verdicts):
+            pending = self._waiting(reply.key)
+            if pending is not None and pending.event == VERDICT:
+                pending.settle(Exchange(reply, pending.sent_bytes + share))
+
+    def _waiting(self, key: Key) -> Pending | None:
+        """Who waits for the reply with this key, or will; None: it is stale (an older round's, or given up)."""
+        pending = self._pending.get(key)
+        if pending is None and (following := self._following.get((key.session, key.epoch))) is not None:
+            pending = following.at(key.base_length)
+        return pending if pending is not None and pending.result is None else None
 
     def _come_up(self, welcome: replica_pb2.Welcome) -> None:
         self.step_times = step_times_from_proto("step_times", welcome.step_times)

@@ -139,14 +139,14 @@ def verdict_from_proto(wire: verifier_pb2.Verdict) -> Verdict:
     )
 
 
-def write_step(step: Step, wire: verifier_pb2.Verdict) -> None:
+def write_step(step: Step, wire: verifier_pb2.Verdict | verifier_pb2.Verdicts) -> None:
     """Fill in what is said of the pass."""
     wire.step_rows, wire.step_sessions, wire.draft_microseconds, wire.draft_depth = step[:4]
     wire.draft_prompt_rows = step.draft_prompt_rows
     wire.step_waited = step.waited
 
 
-def step_from_proto(wire: verifier_pb2.Verdict) -> Step:
+def step_from_proto(wire: verifier_pb2.Verdict | verifier_pb2.Verdicts) -> Step:
     """What is said of the pass."""
     drafting = wire.draft_microseconds, wire.draft_depth, wire.draft_prompt_rows
     return Step(wire.step_rows, wire.step_sessions, *drafting, wire.step_waited)

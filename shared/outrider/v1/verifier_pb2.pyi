@@ -289,7 +289,9 @@ class VerifierReply(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    VERDICTS_FIELD_NUMBER: _builtins.int
     session: _builtins.int
+    """Whose reply it is; all three are 0 beside `verdicts`."""
     epoch: _builtins.int
     base_length: _builtins.int
     @_builtins.property
@@ -300,6 +302,10 @@ class VerifierReply(_message.Message):
     def closed(self) -> _replica_pb2.Closed: ...
     @_builtins.property
     def error(self) -> _replica_pb2.ItemError: ...
+    @_builtins.property
+    def verdicts(self) -> Global___Verdicts:
+        """Replies of several sessions."""
+
     def __init__(
         self,
         *,
@@ -310,12 +316,13 @@ class VerifierReply(_message.Message):
         verdict: Global___Verdict | None = ...,
         closed: _replica_pb2.Closed | None = ...,
         error: _replica_pb2.ItemError | None = ...,
+        verdicts: Global___Verdicts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "error", b"error", "event", b"event", "opened", b"opened", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "error", b"error", "event", b"event", "opened", b"opened", "verdict", b"verdict", "verdicts", b"verdicts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "closed", b"closed", "epoch", b"epoch", "error", b"error", "event", b"event", "opened", b"opened", "session", b"session", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "closed", b"closed", "epoch", b"epoch", "error", b"error", "event", b"event", "opened", b"opened", "session", b"session", "verdict", b"verdict", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["opened", "verdict", "closed", "error"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["opened", "verdict", "closed", "error", "verdicts"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -393,6 +400,88 @@ class Verdict(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
+
+@_typing.final
+class Verdicts(_message.Message):
+    """Verdicts of rounds that shared a step, in columns: a message for each of them takes several times as long to write and
+    to read. Only of rounds without thresholds and logprobs, of which the replica has drafted nothing by itself or a chain
+    without `q`; the others have a `Verdict`. Columns that do not fit each other end the stream: whose verdict is which
+    cannot be known.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    BASE_LENGTHS_FIELD_NUMBER: _builtins.int
+    NEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    NEXT_COUNTS_FIELD_NUMBER: _builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFTED_COUNTS_FIELD_NUMBER: _builtins.int
+    STEP_MICROSECONDS_FIELD_NUMBER: _builtins.int
+    DRAFT_MICROSECONDS_FIELD_NUMBER: _builtins.int
+    DRAFT_DEPTH_FIELD_NUMBER: _builtins.int
+    STEP_ROWS_FIELD_NUMBER: _builtins.int
+    STEP_SESSIONS_FIELD_NUMBER: _builtins.int
+    DRAFT_PROMPT_ROWS_FIELD_NUMBER: _builtins.int
+    STEP_WAITED_FIELD_NUMBER: _builtins.int
+    step_microseconds: _builtins.int
+    """What is said of the step, as in `Verdict`."""
+    draft_microseconds: _builtins.int
+    draft_depth: _builtins.int
+    step_rows: _builtins.int
+    step_sessions: _builtins.int
+    draft_prompt_rows: _builtins.int
+    step_waited: _builtins.bool
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Whose replies these are, as in `VerifierReply`: three columns of one length."""
+
+    @_builtins.property
+    def epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def base_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def next_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in `Verdict`, those of each round after those of the round before it."""
+
+    @_builtins.property
+    def next_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of them each round has; empty: one each."""
+
+    @_builtins.property
+    def drafted_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What the replica has drafted by itself and verified, with a model, for each round after the round before it."""
+
+    @_builtins.property
+    def drafted_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of them each round has; empty: none."""
+
+    def __init__(
+        self,
+        *,
+        sessions: _abc.Iterable[_builtins.int] | None = ...,
+        epochs: _abc.Iterable[_builtins.int] | None = ...,
+        base_lengths: _abc.Iterable[_builtins.int] | None = ...,
+        next_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        next_counts: _abc.Iterable[_builtins.int] | None = ...,
+        drafted_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        drafted_counts: _abc.Iterable[_builtins.int] | None = ...,
+        step_microseconds: _builtins.int = ...,
+        draft_microseconds: _builtins.int = ...,
+        draft_depth: _builtins.int = ...,
+        step_rows: _builtins.int = ...,
+        step_sessions: _builtins.int = ...,
+        draft_prompt_rows: _builtins.int = ...,
+        step_waited: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_lengths", b"base_lengths", "draft_depth", b"draft_depth", "draft_microseconds", b"draft_microseconds", "draft_prompt_rows", b"draft_prompt_rows", "drafted_counts", b"drafted_counts", "drafted_tokens", b"drafted_tokens", "epochs", b"epochs", "next_counts", b"next_counts", "next_tokens", b"next_tokens", "sessions", b"sessions", "step_microseconds", b"step_microseconds", "step_rows", b"step_rows", "step_sessions", b"step_sessions", "step_waited", b"step_waited"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Verdicts: _TypeAlias = Verdicts  # noqa: Y015
 
 @_typing.final
 class RowLogprobs(_message.Message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Sequence
 
 import pytest
 
@@ -108,6 +109,42 @@ async def test_a_broken_reply_is_the_error_of_its_session_alone(link: Link) -> N
     with pytest.raises(InternalError, match="no known event"):
         await link.receive(KEY, 1.0)
     assert (await link.receive(other, 1.0)).reply.key == other
+
+
+def arrive_together(link: Link, replies: Sequence[VerifierReply]) -> verifier_pb2.VerifierReply:
+    """They come in columns; their message."""
+    (wire,) = codec.VERIFIER.replies_frame(replies, codec.VERIFIER.reply_to_proto).replies.replies
+    assert wire.HasField("verdicts")
+    link._take(wire)
+    return wire
+
+
+async def test_verdicts_that_come_together_are_those_of_their_sessions(link: Link) -> None:
+    """Those that are waited for, or will be; those of older openings and rounds, and answers to others, are dropped."""
+    link.expect(KEY)
+    opening, early = Key(3, 2, 3), Key(2, 1, 6)
+    link.expect(opening, event="opened")
+    link.expect_after(Key(2, 1, 3), 3)
+    keys = [Key(1, 1, 3), KEY, Key(1, 2, 2), early, Key(2, 1, 9), opening]
+    replies = [Verified(key, Verdict((number,))) for number, key in enumerate(keys)]
+    wire = arrive_together(link, replies)
+    arrive_together(link, [Verified(KEY, Verdict((9,)))] * 2)  # the first one counts
+    exchange = await link.receive(KEY, 1.0)
+    assert exchange == (replies[1], wire.ByteSize() // len(keys))
+    begin_last(link, early)
+    assert (await link.receive(early, 1.0)).reply == replies[3]
+    assert link._pending[opening].result is None
+    link.forget(opening)
+    assert link.expected == 0
+
+
+async def test_columns_that_do_not_fit_each_other_settle_nothing(link: Link) -> None:
+    link.expect(KEY)
+    (wire,) = codec.VERIFIER.replies_frame([REPLY, REPLY], codec.VERIFIER.reply_to_proto).replies.replies
+    wire.verdicts.epochs.pop()
+    with pytest.raises(InternalError, match="verdicts of 2 sessions, 1 epochs"):
+        link._take(wire)
+    assert link._pending[KEY].result is None
 
 
 async def test_a_lost_stream_fails_those_who_wait_and_those_who_will(
