@@ -17,10 +17,11 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.errors import InvalidArgument, OutriderError
+from outrider.errors import InternalError, InvalidArgument, OutriderError
 from outrider.protocol.items import PROTOCOL_VERSION
 from outrider.rpc import codec, replica_server
 from outrider.rpc.channel import open_channel
+from outrider.rpc.verdicts import verdicts_from_proto
 from outrider.v1 import draft_pb2, generation_pb2, model_pb2, replica_pb2, verifier_pb2, verifier_pb2_grpc
 from tests.cluster import Cluster, running_cluster
 from tests.conftest import TinyModel
@@ -214,6 +215,14 @@ def test_a_reply_is_converted_or_refused(data: bytes, service: codec.Codec[Any, 
         return
     with suppress(OutriderError):
         service.reply_from_proto(reply)
+
+
+@given(SOURCES, st.booleans())
+def test_verdicts_in_columns_are_converted_or_refused(source: random.Random, filled: bool) -> None:
+    wire = Hostile(source).fill(verifier_pb2.Verdicts(), 1.0 if filled else 0.5)
+    assert isinstance(wire, verifier_pb2.Verdicts)
+    with suppress(InternalError):
+        assert len(list(verdicts_from_proto(wire))) == len(wire.sessions)
 
 
 @settings(max_examples=30)

@@ -1,4 +1,7 @@
-"""A real draft service that answers what it was not asked for: it is let go, and no answer is other than without it."""
+"""A real draft service that answers what it was not asked for: it is let go, and no answer is other than without it.
+
+And a verifier whose frames make no sense: its stream is given up, and its sessions open anew.
+"""
 
 from __future__ import annotations
 
@@ -194,3 +197,31 @@ async def test_replies_that_come_twice_and_again_later_change_nothing(tiny_model
             link._pending for link in (*cluster.coordinator.replicas.verifiers, *cluster.coordinator.replicas.drafts)
         )
     assert all(len(frames) > 40 for frames in said)
+
+
+async def test_a_verifier_whose_verdicts_do_not_fit_their_sessions_is_given_up(
+    tiny_model: TinyModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its stream is, and the sessions on it go on as after a crash; an honest frame is taken again."""
+    target, lies = tiny_model("llama"), 0
+
+    def frame(replies: Iterable[Any], write: Any) -> Any:
+        nonlocal lies
+        made = VERIFIER.replies_frame(replies, write)
+        for wire in made.replies.replies:
+            if len(wire.verdicts.sessions) and lies < 2:
+                lies += 1
+                wire.verdicts.epochs.pop()
+        return made
+
+    async with (
+        running_verifier(target, replace(VERIFIER, replies_frame=frame)) as verifier,
+        running_cluster(target, verifiers=0, more_verifiers=[verifier]) as cluster,
+    ):
+        alone = [await cluster.generate(prompt, drafter="none", **OPTIONS) for prompt in (PROMPT, ANOTHER)]
+        together = await asyncio.gather(
+            *(cluster.generate(prompt, drafter="none", **OPTIONS) for prompt in (PROMPT, ANOTHER))
+        )
+        assert [(a.token_ids, a.text) for a in together] == [(a.token_ids, a.text) for a in alone]
+    assert lies == 2
+    assert sum(f"{verifier}: verdicts of 2 sessions, 1 epochs" in record.message for record in caplog.records) == 2
