@@ -8,11 +8,13 @@ long.
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import gt
 
 from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, RowLogprobs, Source, SparseQ, Verdict
+from outrider.acceptance.tally import NO_TALLY, PLACES, Tally
 from outrider.acceptance.tree import TokenTree
-from outrider.errors import InvalidArgument
+from outrider.errors import InternalError, InvalidArgument
 from outrider.protocol.items import DraftFirst, Step
 from outrider.v1 import replica_pb2, sampling_pb2, verifier_pb2
 
@@ -144,12 +146,24 @@ def write_step(step: Step, wire: verifier_pb2.Verdict | verifier_pb2.Verdicts) -
     wire.step_rows, wire.step_sessions, wire.draft_microseconds, wire.draft_depth = step[:4]
     wire.draft_prompt_rows = step.draft_prompt_rows
     wire.step_waited = step.waited
+    if step.tally.tried:
+        wire.tally_tried[:], wire.tally_stood[:] = step.tally
 
 
 def step_from_proto(wire: verifier_pb2.Verdict | verifier_pb2.Verdicts) -> Step:
-    """What is said of the pass."""
+    """What is said of the pass. Raise InternalError for a tally that cannot be one."""
     drafting = wire.draft_microseconds, wire.draft_depth, wire.draft_prompt_rows
-    return Step(wire.step_rows, wire.step_sessions, *drafting, wire.step_waited)
+    tally = _tally_from_proto(wire) if wire.tally_tried or wire.tally_stood else NO_TALLY
+    return Step(wire.step_rows, wire.step_sessions, *drafting, wire.step_waited, tally)
+
+
+def _tally_from_proto(wire: verifier_pb2.Verdict | verifier_pb2.Verdicts) -> Tally:
+    tried, stood = tuple(wire.tally_tried[:]), tuple(wire.tally_stood[:])
+    if not len(tried) == len(stood) <= PLACES:
+        raise InternalError(f"a tally of {len(tried)} places tried and {len(stood)} that stood, at most {PLACES}")
+    if any(map(gt, stood, tried)):
+        raise InternalError(f"a tally of {tried} tokens tried, of which {stood} stood")
+    return Tally(tried, stood)
 
 
 def write_draft_first(first: DraftFirst | None, wire: verifier_pb2.Verify | verifier_pb2.FollowUp) -> None:

@@ -345,6 +345,8 @@ class Verdict(_message.Message):
     STEP_SESSIONS_FIELD_NUMBER: _builtins.int
     DRAFT_PROMPT_ROWS_FIELD_NUMBER: _builtins.int
     STEP_WAITED_FIELD_NUMBER: _builtins.int
+    TALLY_TRIED_FIELD_NUMBER: _builtins.int
+    TALLY_STOOD_FIELD_NUMBER: _builtins.int
     step_microseconds: _builtins.int
     """Time of the step that held this round, shared with the other sessions of the batch: from the end of the step before,
     or, after a pause, from the first item that ended it.
@@ -378,6 +380,15 @@ class Verdict(_message.Message):
     def drafted(self) -> _replica_pb2.Proposal:
         """What the replica has drafted by itself and verified, where it was told to; unset: it had nothing."""
 
+    @_builtins.property
+    def tally_tried(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What came of guesses that the replica drafted by itself, chains of any sessions, as far as it has learned of that
+        since the step before: how many had a token at the first place, the second, and so on that was tried, as all before
+        it stood; and how many of these stood. At most 16 places.
+        """
+
+    @_builtins.property
+    def tally_stood(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -392,10 +403,12 @@ class Verdict(_message.Message):
         step_sessions: _builtins.int = ...,
         draft_prompt_rows: _builtins.int = ...,
         step_waited: _builtins.bool = ...,
+        tally_tried: _abc.Iterable[_builtins.int] | None = ...,
+        tally_stood: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drafted", b"drafted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_depth", b"draft_depth", "draft_microseconds", b"draft_microseconds", "draft_prompt_rows", b"draft_prompt_rows", "drafted", b"drafted", "logprobs", b"logprobs", "next_tokens", b"next_tokens", "step_microseconds", b"step_microseconds", "step_rows", b"step_rows", "step_sessions", b"step_sessions", "step_waited", b"step_waited", "thresholds", b"thresholds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_depth", b"draft_depth", "draft_microseconds", b"draft_microseconds", "draft_prompt_rows", b"draft_prompt_rows", "drafted", b"drafted", "logprobs", b"logprobs", "next_tokens", b"next_tokens", "step_microseconds", b"step_microseconds", "step_rows", b"step_rows", "step_sessions", b"step_sessions", "step_waited", b"step_waited", "tally_stood", b"tally_stood", "tally_tried", b"tally_tried", "thresholds", b"thresholds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -425,6 +438,8 @@ class Verdicts(_message.Message):
     STEP_SESSIONS_FIELD_NUMBER: _builtins.int
     DRAFT_PROMPT_ROWS_FIELD_NUMBER: _builtins.int
     STEP_WAITED_FIELD_NUMBER: _builtins.int
+    TALLY_TRIED_FIELD_NUMBER: _builtins.int
+    TALLY_STOOD_FIELD_NUMBER: _builtins.int
     step_microseconds: _builtins.int
     """What is said of the step, as in `Verdict`."""
     draft_microseconds: _builtins.int
@@ -457,6 +472,10 @@ class Verdicts(_message.Message):
     def drafted_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """How many of them each round has; empty: none."""
 
+    @_builtins.property
+    def tally_tried(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def tally_stood(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -474,10 +493,12 @@ class Verdicts(_message.Message):
         step_sessions: _builtins.int = ...,
         draft_prompt_rows: _builtins.int = ...,
         step_waited: _builtins.bool = ...,
+        tally_tried: _abc.Iterable[_builtins.int] | None = ...,
+        tally_stood: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_lengths", b"base_lengths", "draft_depth", b"draft_depth", "draft_microseconds", b"draft_microseconds", "draft_prompt_rows", b"draft_prompt_rows", "drafted_counts", b"drafted_counts", "drafted_tokens", b"drafted_tokens", "epochs", b"epochs", "next_counts", b"next_counts", "next_tokens", b"next_tokens", "sessions", b"sessions", "step_microseconds", b"step_microseconds", "step_rows", b"step_rows", "step_sessions", b"step_sessions", "step_waited", b"step_waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_lengths", b"base_lengths", "draft_depth", b"draft_depth", "draft_microseconds", b"draft_microseconds", "draft_prompt_rows", b"draft_prompt_rows", "drafted_counts", b"drafted_counts", "drafted_tokens", b"drafted_tokens", "epochs", b"epochs", "next_counts", b"next_counts", "next_tokens", b"next_tokens", "sessions", b"sessions", "step_microseconds", b"step_microseconds", "step_rows", b"step_rows", "step_sessions", b"step_sessions", "step_waited", b"step_waited", "tally_stood", b"tally_stood", "tally_tried", b"tally_tried"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.acceptance.params import Rule, SamplingParams
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, RowLogprobs, Source, SparseQ, Verdict
+from outrider.acceptance.tally import NO_TALLY, PLACES, Tally
 from outrider.acceptance.tree import TokenTree
 from outrider.errors import InternalError, InvalidArgument
 from outrider.protocol import items
@@ -117,6 +118,10 @@ def test_draft_items_survive(item: items.DraftRequest) -> None:
     assert convert.draft_item_from_proto(wire) == item
 
 
+places = st.lists(st.tuples(st.integers(0, 128), st.integers(0, 128)).map(sorted), min_size=1, max_size=PLACES)
+tallies = st.just(NO_TALLY) | places.map(lambda each: Tally(*map(tuple, zip(*((b, a) for a, b in each), strict=True))))
+
+
 @given(
     common_replies
     | st.builds(
@@ -124,7 +129,7 @@ def test_draft_items_survive(item: items.DraftRequest) -> None:
         keys,
         verdicts,
         st.just(NO_PROPOSAL) | proposals(),
-        st.builds(items.Step, *[st.integers(0, 10**6)] * 5, waited=st.booleans()),
+        st.builds(items.Step, *[st.integers(0, 10**6)] * 5, waited=st.booleans(), tally=tallies),
     )
 )
 def test_verifier_replies_survive(reply: items.VerifierReply) -> None:

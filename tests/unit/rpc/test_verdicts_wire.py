@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, RowLogprobs, Source, SparseQ, Verdict
+from outrider.acceptance.tally import PLACES, Tally
 from outrider.acceptance.tree import TokenTree
 from outrider.errors import InternalError
 from outrider.protocol.items import Failed, FailureCode, Key, Opened, Step, Verified, VerifierReply
@@ -18,7 +19,7 @@ from outrider.rpc.verdicts import verdicts_from_proto
 from outrider.v1 import verifier_pb2
 from tests.unit.rpc.test_rpc_convert import common_replies, keys, proposals, token_lists, verdicts
 
-STEP, LATER = Step(9, 3), Step(9, 3, 700, 2, 5, waited=True)
+STEP, LATER = Step(9, 3), Step(9, 3, 700, 2, 5, waited=True, tally=Tally((5, 3), (3, 3)))
 CHAIN = Proposal(TokenTree.chain((7, 8)), Source.MODEL)
 
 chains = token_lists.filter(bool).map(lambda tokens: Proposal(TokenTree.chain(tokens), Source.MODEL))
@@ -122,6 +123,26 @@ def test_columns_that_do_not_fit_each_other_are_refused(change: Change, words: s
     change(wire.verdicts)
     with pytest.raises(InternalError, match=words):
         verdicts_from_proto(wire.verdicts)
+
+
+@pytest.mark.parametrize(
+    ("tried", "stood", "words"),
+    [
+        ([3, 1], [1], "2 places tried and 1 that stood"),
+        ([], [1], "0 places tried and 1 that stood"),
+        ([1] * (PLACES + 1), [1] * (PLACES + 1), "17 places tried and 17 that stood, at most 16"),
+        ([3, 1], [1, 2], r"\(3, 1\) tokens tried, of which \(1, 2\) stood"),
+    ],
+)
+def test_a_tally_that_cannot_be_one_is_refused(tried: list[int], stood: list[int], words: str) -> None:
+    verdicts = verifier_pb2.Verdicts(sessions=[1], epochs=[1], base_lengths=[900], next_tokens=[5])
+    verdict = verifier_pb2.VerifierReply(session=1, verdict=verifier_pb2.Verdict(next_tokens=[5]))
+    for wire in (verdicts, verdict.verdict):
+        wire.tally_tried[:], wire.tally_stood[:] = tried, stood
+    with pytest.raises(InternalError, match=words):
+        verdicts_from_proto(verdicts)
+    with pytest.raises(InternalError, match=words):
+        convert.verifier_reply_from_proto(verdict)
 
 
 def test_columns_of_nothing_are_no_replies() -> None:
