@@ -1,7 +1,7 @@
 """Protobuf <-> plain values: the verdicts of rounds that shared a step, in columns.
 
-That is nearly all that a verifier says, in every round of every session: written one message each, they take several
-times as long, of the interpreter that the device thread needs for the next pass.
+That is nearly all that a verifier says, in every round of every session: written one message each, they take more than
+twice as long, of the interpreter that the device thread needs for the next pass.
 """
 
 from __future__ import annotations

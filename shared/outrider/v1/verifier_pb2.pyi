@@ -416,7 +416,7 @@ Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
 @_typing.final
 class Verdicts(_message.Message):
-    """Verdicts of rounds that shared a step, in columns: a message for each of them takes several times as long to write and
+    """Verdicts of rounds that shared a step, in columns: a message for each of them takes more than twice as long to write and
     to read. Only of rounds without thresholds and logprobs, of which the replica has drafted nothing by itself or a chain
     without `q`; the others have a `Verdict`. Columns that do not fit each other end the stream: whose verdict is which
     cannot be known.
