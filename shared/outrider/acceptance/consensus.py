@@ -25,7 +25,7 @@ EARLIER = 3.0
 """How many sessions it is worth at most what earlier ones have seen."""
 SHARED_MARGIN = 0.02
 """By so much faster than elsewhere guesses must be expected to be: not all sessions are like their average."""
-FLAT, TURN = 0.03, 0.015
+FLAT, TURN = 0.015, 0.01
 """The shallowest guess is made that is slower by no more than this fraction than the best, and how much less, or more,
 it must be for another one to be taken: coordinators cannot talk, and each waits for the deepest of all.
 """

@@ -21,8 +21,12 @@ from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512)
-"""Numbers of rows that rounds are timed with, as far as they fit."""
+ROWS = (1, 2, 4, 8, 16, 32, 64, 65, 96, 97, 128, 129, 192, 193, 256, 257, 384, 385, 512)
+"""Numbers of rows that rounds are timed with, as far as they fit.
+
+Recorded graphs (`outrider.engine.fused.runner.GRAPH_ROWS`) make a step of what a pass takes: a row more than one holds
+costs what the next one does. Where that is much, both sides of the step are timed.
+"""
 
 VERIFIED_EACH = 8
 """Rows of a session in the rounds that a verifier is timed with: about as many as speculation has."""
@@ -45,7 +49,7 @@ ENOUGH_S = 0.2
 FEW = 8
 """Rows that one session may have: what speculation costs it."""
 
-TIME_BUDGET_S, PATIENCE_S = 0.4, 3.0
+TIME_BUDGET_S, PATIENCE_S = 1.0, 3.0
 """No number of rows above `FEW` is begun after the first, and none at all after the second."""
 
 STEM = 4

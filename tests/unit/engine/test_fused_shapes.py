@@ -21,7 +21,9 @@ from outrider.engine.fused.borders import TALL_FROM
 from outrider.engine.fused.layout import Layout
 from outrider.engine.fused.loop import MOST_SESSIONS
 from outrider.engine.fused.plan import Plan, Shape
+from outrider.engine.fused.product import FEW_ROWS
 from outrider.engine.fused.runner import GRAPH_ROWS, FusedRunner, graph_shape, tall_counts, tile_counts
+from outrider.engine.step_times import ROWS
 from outrider.protocol.items import DraftAhead, Key, Propose
 from tests.conftest import TinyModel
 from tests.tiny_models import VOCABULARY_SIZE
@@ -132,3 +134,8 @@ def test_none_is_recorded_while_sessions_look_ahead(tiny_model: TinyModel, monke
         assert len(draft.run(*items)) == len(items)
     assert len(shapes) > 12
     assert recorder.count == at_start
+
+
+def test_coordinators_are_told_of_the_steps_that_recorded_shapes_make() -> None:
+    steps = [rows for rows in GRAPH_ROWS if FEW_ROWS <= rows < ROWS[-1]]
+    assert set(ROWS) >= {*steps, *(rows + 1 for rows in steps)}
