@@ -23,6 +23,8 @@ async def generate(session: Session, target: TargetBinding, speculator: Speculat
         judged = await target.verify(session.committed, wanted, following)
         clock.verified(judged, began_by_itself=promised is not None, in_step=target.drafts)
         delta = session.commit(judged.proposal, judged.verdict)
-        speculator.learn(judged, delta, propose_ms=clock.propose_ms, verify_ms=clock.verify_ms)
+        speculator.learn(
+            judged, delta, propose_ms=clock.propose_ms, verify_ms=clock.verify_ms, period_ms=clock.period_ms
+        )
         yield delta
         clock.emitted()

@@ -205,7 +205,7 @@ class Generations:
                 allowance=self._look_ahead_tokens(wanted.max_draft_tokens),
             )
             mode, branches = settings.look_ahead, settings.look_ahead_branches
-            look_ahead = LookAhead(session, model, target, control, self.costs, mode=mode, branches=branches)
+            look_ahead = LookAhead(session, model, target, control, mode=mode, branches=branches)
         elif DrafterKind.MODEL in kinds:  # whatever verifier the session comes to may have one
             drafters[Source.MODEL] = own_draft = OwnDrafter(target)
         lacking = wanted.drafter is DrafterKind.MODEL and own_draft is not None and not own

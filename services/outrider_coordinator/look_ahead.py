@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 
 from outrider.acceptance.choice import Choice
 from outrider.acceptance.control import DraftControl
-from outrider.acceptance.costs import RoundCosts
 from outrider.acceptance.fan_out import BONUS_PRIOR, RECOVERED_PRIOR, RankEstimate, fan_out
 from outrider.acceptance.outcomes import OutcomeCache
 from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source
@@ -31,7 +29,6 @@ class LookAhead:
         drafter: ModelDrafter,
         target: TargetBinding,
         control: DraftControl,
-        costs: RoundCosts,
         *,
         mode: LookAheadMode,
         branches: int,
@@ -41,10 +38,11 @@ class LookAhead:
         self._drafter = drafter
         self._target = target
         self._control = control
-        self._costs = costs
         self._mode = mode
         self._branches = branches
         self._recovered, self._bonus = RankEstimate(RECOVERED_PRIOR), RankEstimate(BONUS_PRIOR)
+        self.length = 0
+        """How many tokens were asked for of each outcome, last."""
         self._pending: asyncio.Task[OutcomeCache | None] | None = None
         self._round = 0, NO_PROPOSAL.tree  # base length and tree of the round that it works ahead of
 
@@ -54,6 +52,7 @@ class LookAhead:
         length = self._control.look_ahead(longest) if self._is_on() else 0
         if not length:
             return
+        self.length = length
         wanted = Choice(Source.MODEL, length, self._control.siblings_ahead(length, self._drafter.most_nodes))
         chances = self._control.in_flight(in_flight)
         branches = min(self._branches, self._drafter.most_nodes)
@@ -105,11 +104,9 @@ class LookAhead:
     async def _foresee(
         self, committed: Sequence[int], base: int, in_flight: TokenTree, wanted: Choice, shape: tuple[int, ...]
     ) -> OutcomeCache | None:
-        started = time.perf_counter()
         reply = await self._drafter.draft_ahead(committed, base, in_flight, wanted, shape)
         if not isinstance(reply, DraftedAhead):
             return None
-        self._costs.observe_ahead(wanted.length, (time.perf_counter() - started) * 1e3)
         drafted = sum(len(each.proposal) for each in reply.foreseen)
         self._session.counts.drafted_ahead += drafted
         metrics.drafted_ahead.add(drafted)

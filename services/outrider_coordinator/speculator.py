@@ -49,6 +49,7 @@ class Speculator:
         self._most_nodes = most_nodes
         self._look_ahead = look_ahead
         self._own_draft = own_draft
+        self._drafted_ahead = 0  # tokens for each outcome of the round before, if anything had been
         self._foreseen: bool | None = None  # the round in progress had been foreseen; None: nothing had been drafted
         self._session = session
         self._control = control
@@ -71,6 +72,7 @@ class Speculator:
 
         `promised`: what the verifier checks already.
         """
+        self._drafted_ahead = self._look_ahead.length if self._look_ahead else 0
         ahead, self._foreseen = await self._look_ahead.take(committed) if self._look_ahead else (None, None)
         levels: dict[Source, int] = {}
         self._most = self._most_nodes() if max_tokens and self._drafters else 0
@@ -144,21 +146,24 @@ class Speculator:
         last = max(each, each - 1 + sum(then.siblings)) if isinstance(then, DraftFirst) else each
         return Order(then, max(1, min(STANDS, 1 + (self._session.node_budget_after(count) - last) // each)))
 
-    def learn(self, judged: Judged, delta: Delta, *, propose_ms: float, verify_ms: float) -> None:
-        """Take in how a round went, and how long its two parts took in milliseconds."""
+    def learn(self, judged: Judged, delta: Delta, *, propose_ms: float, verify_ms: float, period_ms: float) -> None:
+        """Take in how a round went, and how long its two parts took in milliseconds; all from the verdict before on."""
         if self._session.finish is not None:
             return  # what stands after the end of the answer was never decided
         proposal, step = judged.proposal, judged.step
         depth = proposal.tree.depth
         _, tried, stood = fall_of(proposal.tree, delta.token_ids)
+        first = self._session.counts.rounds <= 1  # it held the prefill
         result = Round(
             proposed=depth,
             accepted=delta.accepted,
             committed=len(delta.token_ids),
             propose_ms=propose_ms if self._drafting_tells(step, guessed=depth > 0) else None,
-            # The first one held the prefill, and one that has waited says nothing of those that follow each other.
-            verify_ms=verify_ms if self._session.counts.rounds > 1 and not step.waited else None,
+            # One that has waited says nothing of those that follow each other.
+            verify_ms=None if first or step.waited else verify_ms,
             foreseen=self._foreseen,
+            ahead=self._drafted_ahead,
+            period_ms=None if first else period_ms,
             rows=step.rows,
             sessions=step.sessions,
             drafted=None if self._own_draft is None else max(depth, step.draft_depth),

@@ -16,6 +16,7 @@ class RoundClock:
     def __init__(self) -> None:
         self.propose_ms = 0.0
         self.verify_ms = 0.0
+        self.period_ms = 0.0  # since the verdict before
         self._last = self._verdict = time.perf_counter()
 
     def proposed(self) -> None:
@@ -30,8 +31,9 @@ class RoundClock:
         on when it was asked for, not on what it proposed.
         """
         self.verify_ms = self._lap()
+        self.period_ms = (self._last - self._verdict) * 1e3
         if began_by_itself:
-            self.verify_ms = (self._last - self._verdict) * 1e3
+            self.verify_ms = self.period_ms
         self._verdict = self._last
         if judged.draft_ms:
             self.propose_ms = judged.draft_ms

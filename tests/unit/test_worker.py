@@ -146,8 +146,8 @@ class Watched:
         self.core = Stepping(self.log, **core)
         self.ended = threading.Event()
         self.worker: DeviceWorker[int, int] = DeviceWorker(self.core, on_failure=self.ended.set)
-        peer = self.worker.connect("peer", self.deliver, vocabulary_size=1)
-        assert peer.post(items) == len(items)
+        self.peer = self.worker.connect("peer", self.deliver, vocabulary_size=1)
+        assert self.peer.post(items) == len(items)
 
     def deliver(self, replies: Sequence[int]) -> None:
         self.log.append(f"told {list(replies)}")
@@ -160,6 +160,19 @@ def test_replies_leave_once_the_next_pass_is_launched_or_at_once_if_there_is_non
     watched.inbox.wait_for(3)
     watched.worker.stop()
     assert watched.log == ["launched", "waited", "launched", "told [1]", "waited", "told [2, 2]"]
+
+
+def test_replies_wait_for_the_pass_of_what_came_while_their_own_ran() -> None:
+    """Nothing else is to be run, but an item waits already: the device first."""
+    watched = Watched(1)
+    watched.core.release.clear()
+    watched.worker.start()
+    assert watched.core.begun.wait(10)
+    watched.peer.post([2])
+    watched.core.release.set()
+    watched.inbox.wait_for(2)
+    watched.worker.stop()
+    assert watched.log == ["launched", "waited", "launched", "told [1]", "waited", "told [2]"]
 
 
 def test_a_step_that_does_nothing_meanwhile_holds_nothing_up() -> None:

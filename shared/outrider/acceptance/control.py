@@ -160,7 +160,7 @@ class DraftControl:
         costs = self._costs.table(longest)
         expected = expected_accepted(self._estimates[Source.MODEL].chances(1, longest))
         rates = [
-            (1.0 + self._costs.hit_rate * accepted) / max(costs.verify_ms[length], costs.ahead_ms[length])
+            (1.0 + self._costs.hit_rate(length) * accepted) / max(costs.verify_ms[length], costs.ahead_ms[length])
             for length, accepted in enumerate(expected, start=1)
         ]
         best = max(rates)
@@ -217,7 +217,7 @@ class DraftControl:
             self._costs.observe_draft(result.drafted or result.proposed, result.propose_ms, result.sessions)
         self._pools.consensus.saw(result)
         if result.foreseen is not None:
-            self._costs.observe_lookup(result.foreseen)
+            self._costs.observe_lookup(result.ahead, result.foreseen, result.period_ms)
         for each, probes in self._probes.items():
             # A guess that was under way when the request fell back says nothing of whether to come back.
             counts = each is source and (probes.under_way or not self._fallen)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from outrider.acceptance.curve import ENOUGH, TimeCurve
 from outrider.acceptance.expected_costs import ExpectedCosts
+from outrider.acceptance.hit_rates import HitRates
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.step_times import StepTimes
 
@@ -16,10 +17,6 @@ OLD = 500
 """The same for rounds that propose, and for drafts."""
 SURVEY_EVERY = 25
 """Of so many proposals one has another length than the best, to see whether that is still the best."""
-HIT_MEMORY = 0.98
-"""What a look into an outcome cache is worth after each later one."""
-HIT_PRIOR, HIT_WEIGHT = 0.7, 10.0
-"""The hit rate before anything is known, and how many looks that is worth."""
 LOAD_STEP = 0.7
 """How far, in powers of two, the number of sessions must be from the one that a curve stands for to take another."""
 LONGEST_LESSON = 8
@@ -32,7 +29,7 @@ class CostTable:
 
     verify_ms: tuple[float, ...]  # [longest + 1]
     draft_ms: tuple[float, ...]  # [longest + 1], of the draft model
-    ahead_ms: tuple[float, ...] = ()  # [longest + 1], of the draft model for all likely outcomes
+    ahead_ms: tuple[float, ...] = ()  # [longest + 1], rounds for whose outcomes so many tokens are drafted ahead
 
     @property
     def plain_ms(self) -> float:
@@ -77,7 +74,7 @@ class RoundCosts:
         self._draft = TimeCurve(through_origin=True)
         self._ahead = TimeCurve(through_origin=True)
         self._ahead_times, self._ahead_last = 0, 0
-        self._looks = self._hits = 0.0
+        self._hits = HitRates()
         self._rounds = 0  # observed ones, with and without a proposal
         self._surveys = 0
 
@@ -116,19 +113,25 @@ class RoundCosts:
         self._mark(Source.MODEL)
 
     def observe_ahead(self, drafted: int, milliseconds: float) -> None:
-        """From asking the draft model to look ahead to having its proposals of `drafted` tokens."""
+        """From verdict to verdict, for a round whose proposal is one of those of `drafted` tokens drafted ahead.
+
+        Where the draft is not done in time, the round waits: for it, and for what it says to reach the verifier.
+        """
         self._ahead.observe(drafted, milliseconds)
         self._ahead_times, self._ahead_last = self._ahead_times + 1, self._rounds
 
-    def observe_lookup(self, hit: bool) -> None:
-        """Whether the outcome of a round had been foreseen."""
-        self._looks = HIT_MEMORY * self._looks + 1.0
-        self._hits = HIT_MEMORY * self._hits + hit
+    def observe_lookup(self, drafted: int, hit: bool, milliseconds: float | None) -> None:
+        """Whether the outcome of a round was among those that `drafted` tokens each had been drafted ahead for.
 
-    @property
-    def hit_rate(self) -> float:
-        """How many of the outcomes are foreseen, 0 to 1."""
-        return (self._hits + HIT_PRIOR * HIT_WEIGHT) / (self._looks + HIT_WEIGHT)
+        `milliseconds`: see `observe_ahead`; None: they say nothing of later rounds.
+        """
+        self._hits.observe(drafted, hit)
+        if hit and milliseconds is not None:
+            self.observe_ahead(drafted, milliseconds)
+
+    def hit_rate(self, drafted: int) -> float:
+        """How many of the outcomes are foreseen, 0 to 1, if so many tokens are drafted ahead for each."""
+        return self._hits.rate(drafted)
 
     @property
     def known_ahead(self) -> bool:

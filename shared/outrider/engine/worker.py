@@ -181,11 +181,15 @@ class DeviceWorker(Generic[Item, Reply]):
                 self._ready.append((peer, reply))
 
     def _take(self) -> list[_Entry[Item, Reply] | _Stop]:
-        """Everything that waits; blocks, at most until the next expiry, only when there is no step to run."""
+        """Everything that waits; blocks, at most until the next expiry, only when there is no step to run.
+
+        Where items wait, the replies do too: most likely a pass begins with these, while which they are handed over.
+        """
         entries: list[_Entry[Item, Reply] | _Stop] = []
         try:
             if not self._core.busy:
-                self._hand_over()
+                if self._inbox.empty():
+                    self._hand_over()
                 entries.append(self._inbox.get(timeout=self.EXPIRY_PERIOD_S))
                 self._core.resume()
             while True:

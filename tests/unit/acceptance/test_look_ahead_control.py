@@ -35,6 +35,24 @@ def test_a_hidden_draft_is_as_long_as_verification_hides() -> None:
     assert one.look_ahead(2) == 2
 
 
+def test_it_does_not_draft_further_than_outcomes_are_foreseen() -> None:
+    """Hidden up to 8 tokens; but of guesses of 8 few outcomes are foreseen, as of fewer tokens more."""
+
+    def ahead(hits: dict[int, int]) -> int:
+        costs = RoundCosts()
+        one = DraftControl(costs, Policy())
+        for turn in range(200):
+            length = one.decide({Source.MODEL: 1}, LONGEST).length
+            asked = 2 + 3 * (turn % 3)
+            hit = (turn // 3) % 10 < hits[asked]
+            one.record(Round(length, length, length + 1, 1.0, 10.0, hit, ahead=asked, period_ms=10.0))
+        one.decide({Source.MODEL: 1}, LONGEST)
+        return one.look_ahead(LONGEST)
+
+    assert ahead({2: 10, 5: 10, 8: 10}) >= 7
+    assert ahead({2: 10, 5: 4, 8: 1}) <= 4
+
+
 def test_a_draft_too_slow_to_be_hidden_does_not_work_ahead() -> None:
     one = control(verify_ms=10, draft_ms=40, ahead_ms=40, acceptance=0.9, policy=Policy())
     assert one.look_ahead(LONGEST) == 0

@@ -86,7 +86,7 @@ class CountingUp:
 def play(one: Session, speculator: Speculator, proposal: Checked, *next_tokens: int) -> None:
     assert isinstance(proposal, Proposal)
     delta = one.commit(proposal, Verdict(next_tokens))
-    speculator.learn(Judged(proposal, Verdict(next_tokens)), delta, propose_ms=3.0, verify_ms=7.0)
+    speculator.learn(Judged(proposal, Verdict(next_tokens)), delta, propose_ms=3.0, verify_ms=7.0, period_ms=11.0)
 
 
 async def test_it_offers_what_can_propose_and_asks_the_chosen_one_for_the_chosen_length() -> None:
@@ -123,7 +123,7 @@ async def test_it_learns_from_rounds_but_not_from_prefills_and_catching_up() -> 
         control = ScriptedControl(Choice(Source.MODEL, 2))
         speculator = Speculator(one, control, {Source.MODEL: CountingUp(Source.MODEL, 1, up_to_date)})
         play(one, speculator, await speculator.propose(one.committed, 5), 0, 9, 9)
-        expected = Round(2, 1, 2, 3.0, 7.0) if up_to_date else Round(2, 1, 2, None, None)
+        expected = Round(2, 1, 2, 3.0, 7.0, period_ms=11.0) if up_to_date else Round(2, 1, 2, None, None)
         assert control.results == [expected]
 
 
@@ -136,7 +136,9 @@ async def test_it_does_not_learn_from_the_time_of_a_pass_that_waited() -> None:
         proposal, verdict = await speculator.propose(one.committed, 5), Verdict((0, 9, 9))
         assert isinstance(proposal, Proposal)
         delta = one.commit(proposal, verdict)
-        speculator.learn(Judged(proposal, verdict, Step(waited=waited)), delta, propose_ms=3.0, verify_ms=7.0)
+        speculator.learn(
+            Judged(proposal, verdict, Step(waited=waited)), delta, propose_ms=3.0, verify_ms=7.0, period_ms=11.0
+        )
     assert [result.verify_ms for result in control.results] == [None, 7.0]
 
 

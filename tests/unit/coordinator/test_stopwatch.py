@@ -49,6 +49,9 @@ def test_one_that_began_by_itself_runs_since_the_verdict_before(time: Time) -> N
     clock = RoundClock()
     round_of(clock, time, propose=3, verify=7, own=0.0, began_by_itself=False)
     assert round_of(clock, time, propose=2, verify=9, own=0.0, began_by_itself=True) == (2, 1 + 2 + 9)
+    assert clock.period_ms == pytest.approx(1 + 2 + 9)
+    round_of(clock, time, propose=3, verify=7, own=0.0, began_by_itself=False)
+    assert clock.period_ms == pytest.approx(1 + 3 + 7)
 
 
 def test_what_the_verifier_drafted_by_itself_is_no_verification(time: Time) -> None:
