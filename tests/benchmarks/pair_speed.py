@@ -72,10 +72,10 @@ def main() -> None:
     arguments.busy_file = busy
     result: dict[str, Any] = {"seed": SEED, "options": {k: str(v) for k, v in vars(arguments).items()}, "runs": []}
     with ExitStack() as stack:
-        addresses = start_replicas(stack, arguments)
+        replicas = start_replicas(stack, arguments)
         coordinators = [
             [
-                start(stack, "coordinator", "outrider_coordinator", ["--listen", "127.0.0.1:0", *addresses, *flags])
+                start(stack, "coordinator", "outrider_coordinator", ["--listen", "127.0.0.1:0", *replicas, *flags])
                 for _ in range(arguments.coordinators)
             ]
             for _, _, flags in runs
@@ -84,9 +84,11 @@ def main() -> None:
             for (mode, length, _), ours in zip(runs, coordinators, strict=True):
                 for each in ours:
                     wait(each)
-                found = asyncio.run(measure([each.address for each in ours], clients, mode, length, arguments))
-                turn = {"mode": mode, "length": length, "concurrency": clients, "repeat": repeat}
-                result["runs"].append({**turn, **found})
+                turn = len(result["runs"])
+                addresses = [each.address for each in ours]
+                found = asyncio.run(measure(addresses, clients, mode, length, turn, arguments))
+                which = {"mode": mode, "length": length, "concurrency": clients, "repeat": repeat}
+                result["runs"].append({**which, **found})
                 print(
                     f"{mode:6}{length or '':1} x {clients:3}: {found['tokens_per_second']:8.1f} tok/s,"
                     f" {found['tokens_per_round']:.2f} a round, round {found['round_ms']:.2f} ms,"
@@ -157,16 +159,20 @@ def wait(process: ServiceProcess) -> None:
 
 
 async def measure(
-    addresses: list[str], clients: int, mode: str, length: int, arguments: argparse.Namespace
+    addresses: list[str], clients: int, mode: str, length: int, turn: int, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """One sweep of as many requests as clients, after a short one that is not counted. `length`: 0 if not fixed."""
+    """One sweep of as many requests as clients, after a short one that is not counted. `length`: 0 if not fixed.
+
+    Each `turn` has prompts of its own: else whoever comes first would read them for those after it.
+    """
     options: dict[str, Any] = {"temperature": arguments.temperature, "ignore_eos": True}
     options["drafter"] = {"plain": "none", "fixed": "model", "ahead": "model", "auto": "auto"}[mode]
 
     size = SIMULATED if arguments.simulated else TINY if arguments.shape == "tiny" else VOCABULARY
 
     async def one(client: AsyncClient, seed: int, tokens: int) -> tuple[float, list[tuple[float, int]], Any]:
-        text = [random.Random(seed).randrange(size) for _ in range(arguments.prompt)]
+        draws = random.Random(f"{turn}/{seed}")
+        text = [draws.randrange(size) for _ in range(arguments.prompt)]
         chunks: list[tuple[float, int]] = []
         started = time.perf_counter()
         async with client.stream(token_ids=text, seed=seed, max_tokens=tokens, **options) as stream:
