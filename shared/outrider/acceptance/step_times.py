@@ -45,7 +45,8 @@ class StepTimes:
     def at(self, rows: float, sessions: float | None = None) -> float:
         """Milliseconds with so many rows of so many sessions; None: of as few as there were when it was measured.
 
-        Straight lines between what was measured, and beyond the last along its line; never less than the first.
+        Straight lines between what was measured, and beyond the last along the line from half as many; never less than
+        the first.
         What sessions cost beside their rows is told by passes in which every row is another session's: it grows with
         their number, along a line from the passes with few.
         """
@@ -66,10 +67,16 @@ class StepTimes:
 
 
 def on_line(rows: Sequence[int], milliseconds: Sequence[float], wanted: float) -> float:
-    """Straight lines between the points, and beyond the last along its line."""
+    """Straight lines between the points, and beyond the last along the line from half as far.
+
+    (The last ones may be two ends of a step, between which nothing grows.)
+    """
     if len(rows) == 1 or wanted <= rows[0]:
         return milliseconds[0]
     place = min(bisect_left(rows, wanted), len(rows) - 1)
     low, high = rows[place - 1], rows[place]
     before, after = milliseconds[place - 1], milliseconds[place]
+    if wanted > high:
+        low = max(rows[0], high // 2)
+        before = on_line(rows, milliseconds, low)
     return before + (after - before) * (wanted - low) / (high - low)

@@ -21,7 +21,7 @@ from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 65, 96, 97, 128, 129, 192, 193, 256, 257, 384, 385, 512)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 65, 96, 97, 128, 129, 192, 193, 256, 257, 384, 385, 512, 513, 640)
 """Numbers of rows that rounds are timed with, as far as they fit.
 
 Recorded graphs (`outrider.engine.fused.runner.GRAPH_ROWS`) make a step of what a pass takes: a row more than one holds

@@ -109,3 +109,10 @@ def test_longer_guesses_take_what_their_further_tokens_do() -> None:
         costs.observe_verify(8, 4, 5.0)
         costs.observe_draft(2, 4, 6.0)
     assert costs.times(3)[1][3] == pytest.approx(6.5, abs=0.1)  # 3 ms more than expected, as with two
+
+
+def test_beyond_the_last_number_of_rows_times_grow_on_though_the_last_step_is_level() -> None:
+    told = StepTimes((1, 256, 257, 512), (4.0, 8.0, 12.0, 12.0))
+    assert told.at(512) == 12.0
+    assert told.at(1024) == pytest.approx(12.0 + 512 * (12.0 - 8.0) / 256)
+    assert StepTimes((3, 4), (4.0, 5.0)).at(6) == pytest.approx(7.0)
