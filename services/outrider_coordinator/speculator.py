@@ -164,6 +164,7 @@ class Speculator:
             foreseen=self._foreseen,
             ahead=self._drafted_ahead,
             period_ms=None if first else period_ms,
+            step_ms=judged.step_ms,
             rows=step.rows,
             sessions=step.sessions,
             drafted=None if self._own_draft is None else max(depth, step.draft_depth),

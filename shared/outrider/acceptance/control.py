@@ -186,7 +186,7 @@ class DraftControl:
         """The siblings of proposals of `length` that are drafted ahead, `nodes` with them at most; see `Choice`."""
         if self._policy.always_siblings:
             return self._always(Choice(Source.MODEL, length), nodes).siblings
-        if not self._policy.max_siblings or self._policy.fixed_length:
+        if not self._policy.max_siblings or self._policy.fixed_length or not self._costs.slack.is_there:
             return ()
         if not (self._costs.known(Source.NONE) and self._costs.known_ahead):  # as many sessions may be new here
             return ()
@@ -217,7 +217,7 @@ class DraftControl:
             self._costs.observe_draft(result.drafted or result.proposed, result.propose_ms, result.sessions)
         self._pools.consensus.saw(result)
         if result.foreseen is not None:
-            self._costs.observe_lookup(result.ahead, result.foreseen, result.period_ms)
+            self._costs.observe_lookup(result.ahead, result.foreseen, result.period_ms, result.step_ms)
         for each, probes in self._probes.items():
             # A guess that was under way when the request fell back says nothing of whether to come back.
             counts = each is source and (probes.under_way or not self._fallen)

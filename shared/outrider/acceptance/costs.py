@@ -9,6 +9,7 @@ from outrider.acceptance.curve import ENOUGH, TimeCurve
 from outrider.acceptance.expected_costs import ExpectedCosts
 from outrider.acceptance.hit_rates import HitRates
 from outrider.acceptance.proposal import Source
+from outrider.acceptance.slack import Slack
 from outrider.acceptance.step_times import StepTimes
 
 PLAIN_OLD = 200
@@ -75,6 +76,7 @@ class RoundCosts:
         self._ahead = TimeCurve(through_origin=True)
         self._ahead_times, self._ahead_last = 0, 0
         self._hits = HitRates()
+        self.slack = Slack()
         self._rounds = 0  # observed ones, with and without a proposal
         self._surveys = 0
 
@@ -120,14 +122,15 @@ class RoundCosts:
         self._ahead.observe(drafted, milliseconds)
         self._ahead_times, self._ahead_last = self._ahead_times + 1, self._rounds
 
-    def observe_lookup(self, drafted: int, hit: bool, milliseconds: float | None) -> None:
+    def observe_lookup(self, drafted: int, hit: bool, milliseconds: float | None, step_ms: float = 0.0) -> None:
         """Whether the outcome of a round was among those that `drafted` tokens each had been drafted ahead for.
 
-        `milliseconds`: see `observe_ahead`; None: they say nothing of later rounds.
+        `milliseconds`: see `observe_ahead`; None: they say nothing of later rounds. `step_ms`: see `Slack`.
         """
         self._hits.observe(drafted, hit)
         if hit and milliseconds is not None:
             self.observe_ahead(drafted, milliseconds)
+            self.slack.observe(milliseconds, step_ms)
 
     def hit_rate(self, drafted: int) -> float:
         """How many of the outcomes are foreseen, 0 to 1, if so many tokens are drafted ahead for each."""

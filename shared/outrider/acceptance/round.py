@@ -19,6 +19,7 @@ class Round:
     foreseen: bool | None = None  # whether this round's proposal had been drafted ahead; None: nothing had
     ahead: int = 0  # how many tokens had been drafted ahead for each outcome, if any had
     period_ms: float | None = None  # since the verdict before
+    step_ms: float = 0.0  # of the verifier alone, as it says
     rows: int = 0  # of the verifier's pass, with those of the sessions that shared it
     sessions: int = 0  # that shared it, this one included
     drafted: int | None = None  # tokens that `propose_ms` was for, if they are not the proposal's: others' too
