@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 import torch
 
 from outrider.acceptance.accept import decide
-from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Source, Verdict
+from outrider.acceptance.proposal import NO_PROPOSAL, Proposal, Verdict
 from outrider.acceptance.tally import Tallying
 from outrider.engine.ahead import Going, There
 from outrider.engine.batch import Feed
@@ -142,8 +142,9 @@ class VerifyCore(ReplicaCore[VerifyRows]):
             session.judged = work.proposal, verdict
             session.work = None
             timed = Verdict(verdict.next_tokens, verdict.thresholds, verdict.logprobs, microseconds)
-            replies.append((session.peer, self.verified(session, timed, step)))
-            if reply := self._follow(session):
+            verified = self.verified(session, timed, step)
+            replies.append((session.peer, verified))
+            if reply := self._follow(session, drafted_here=bool(verified.drafted)):
                 replies.append((session.peer, reply))
         return replies
 
@@ -237,7 +238,7 @@ class VerifyCore(ReplicaCore[VerifyRows]):
             session.orders, session.ordered_at = (item,), base
         return self._follow(session)
 
-    def _follow(self, session: Session[VerifyRows]) -> Reply | None:
+    def _follow(self, session: Session[VerifyRows], *, drafted_here: bool = False) -> Reply | None:
         """Begin the next round if the last one has ended and a follow-up covers its outcome."""
         judged = session.judged
         if judged is None or not session.orders:
@@ -253,7 +254,7 @@ class VerifyCore(ReplicaCore[VerifyRows]):
             return None
         try:
             self.sessions.go_on(session, tokens, outcome.accepted)
-            if self.own_draft is not None and proposal.source is Source.MODEL and proposal.tree.is_chain:
+            if drafted_here and proposal.tree.is_chain:
                 self._tallying.add(len(proposal), len(outcome.accepted))
             session.orders = (*order.rest(), *session.orders[1:])
             if going := self._going.get(session):

@@ -383,3 +383,8 @@ def test_it_tells_what_came_of_the_guesses_that_it_goes_on_from(verifier: Verifi
 def test_siblings_and_guesses_of_others_are_not_told_of(verifier: Verifier) -> None:
     verifier.answers(Rule.MATCH, DraftFirst(3, (2, 1)), [1])
     assert set(verifier.tallies[1]) == {NO_TALLY}
+    prompt = verifier.open(2, Rule.MATCH)
+    guess, base = Proposal(TokenTree.chain((5, 6)), Source.MODEL), len(prompt)
+    order = FollowUp(Key(2, 1, base), (), plainly=True, rounds=3)
+    replies = verifier.run(Verify(Key(2, 1, base), base, (), guess), order)
+    assert [reply.step.tally for reply in replies] == [NO_TALLY] * 4
