@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from outrider.engine.worker import DeviceWorker, Peer, nothing
+import pytest
+
+from outrider.engine.worker import FEW, DeviceWorker, Peer, nothing
 
 
 class Counting:
@@ -108,8 +110,11 @@ def test_a_full_queue_refuses_and_loses_nothing() -> None:
     worker.stop()
 
 
+NO_STEP = 0
+
+
 class Stepping(Counting):
-    """Answers each item after as many steps as it says, all side by side."""
+    """Answers each item after as many steps as it says, all side by side. `NO_STEP` begins none."""
 
     def __init__(self, log: list[str], idle_step: int = 0, broken_step: int = 0) -> None:
         """Nothing is done meanwhile in the step number `idle_step`; `broken_step` raises."""
@@ -119,7 +124,10 @@ class Stepping(Counting):
         self.steps = 0
 
     def handle(self, peer: Peer[int, int], item: int) -> int | None:
-        self.waiting.append((peer, item))
+        if item == NO_STEP:
+            self.log.append("nothing")
+        else:
+            self.waiting.append((peer, item))
         return None
 
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[Peer[int, int], int]]:
@@ -173,6 +181,20 @@ def test_replies_wait_for_the_pass_of_what_came_while_their_own_ran() -> None:
     watched.inbox.wait_for(2)
     watched.worker.stop()
     assert watched.log == ["launched", "waited", "launched", "told [1]", "waited", "told [2]"]
+
+
+@pytest.mark.parametrize(("items", "told"), [(1, -1), (FEW, -1), (FEW + 1, 2)])
+def test_replies_wait_for_a_few_items_at_most_and_not_once_these_have_begun_nothing(items: int, told: int) -> None:
+    watched = Watched(1)
+    watched.core.release.clear()
+    watched.worker.start()
+    assert watched.core.begun.wait(10)
+    watched.peer.post([NO_STEP] * items)
+    watched.core.release.set()
+    watched.inbox.wait_for(1)
+    watched.worker.stop()
+    assert sorted(watched.log) == sorted(["launched", "waited", "told [1]", *["nothing"] * items])
+    assert watched.log[told] == "told [1]"
 
 
 def test_a_step_that_does_nothing_meanwhile_holds_nothing_up() -> None:

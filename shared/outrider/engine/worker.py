@@ -16,6 +16,9 @@ from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
+FEW = 256
+"""Items for which replies wait at most: soon handled."""
+
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
 
@@ -166,6 +169,8 @@ class DeviceWorker(Generic[Item, Reply]):
                 replies = self._core.step(self._hand_over)
                 self._hand_over()  # what the step did not get to
                 self._ready.extend(replies)
+            else:
+                self._hand_over()  # no pass has begun for which they waited
             if (now := time.monotonic()) >= next_expiry:
                 self._core.expire(now)
                 next_expiry = now + self.EXPIRY_PERIOD_S
@@ -183,12 +188,12 @@ class DeviceWorker(Generic[Item, Reply]):
     def _take(self) -> list[_Entry[Item, Reply] | _Stop]:
         """Everything that waits; blocks, at most until the next expiry, only when there is no step to run.
 
-        Where items wait, the replies do too: most likely a pass begins with these, while which they are handed over.
+        Where a few items wait, the replies do too: most likely a pass begins with these, while which they leave.
         """
         entries: list[_Entry[Item, Reply] | _Stop] = []
         try:
             if not self._core.busy:
-                if self._inbox.empty():
+                if not 0 < self._queued <= FEW:
                     self._hand_over()
                 entries.append(self._inbox.get(timeout=self.EXPIRY_PERIOD_S))
                 self._core.resume()
