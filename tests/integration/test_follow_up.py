@@ -243,8 +243,8 @@ async def test_plain_decoding_waits_for_no_coordinator(cluster: Cluster) -> None
     begun: list[bool] = []
     original = core._follow
 
-    def follow(session: Any) -> Any:
-        reply = original(session)
+    def follow(session: Any, **named: Any) -> Any:
+        reply = original(session, **named)
         begun.append(session.work is not None)
         return reply
 
