@@ -203,14 +203,16 @@ async def test_a_verifier_whose_verdicts_do_not_fit_their_sessions_is_given_up(
     tiny_model: TinyModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its stream is, and the sessions on it go on as after a crash; an honest frame is taken again."""
-    target, lies = tiny_model("llama"), 0
+    target = tiny_model("llama")
+
+    def given_up() -> int:
+        return sum(f"{verifier}: verdicts of 2 sessions, 1 epochs" in record.message for record in caplog.records)
 
     def frame(replies: Iterable[Any], write: Any) -> Any:
-        nonlocal lies
         made = VERIFIER.replies_frame(replies, write)
         for wire in made.replies.replies:
-            if len(wire.verdicts.sessions) and lies < 2:
-                lies += 1
+            # Until it is heard: what follows a lie on its stream, lies or not, nobody listens to.
+            if len(wire.verdicts.sessions) and given_up() < 2:
                 wire.verdicts.epochs.pop()
         return made
 
@@ -223,5 +225,4 @@ async def test_a_verifier_whose_verdicts_do_not_fit_their_sessions_is_given_up(
             *(cluster.generate(prompt, drafter="none", **OPTIONS) for prompt in (PROMPT, ANOTHER))
         )
         assert [(a.token_ids, a.text) for a in together] == [(a.token_ids, a.text) for a in alone]
-    assert lies == 2
-    assert sum(f"{verifier}: verdicts of 2 sessions, 1 epochs" in record.message for record in caplog.records) == 2
+    assert given_up() == 2
