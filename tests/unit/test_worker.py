@@ -27,6 +27,10 @@ class Counting:
     def busy(self) -> bool:
         return bool(self.waiting)
 
+    @property
+    def awaited(self) -> bool:
+        return bool(self.waiting)
+
     def handle(self, peer: Peer[int, int], item: int) -> int | None:
         self.threads.add(threading.get_ident())
         self.begun.set()
@@ -114,14 +118,22 @@ NO_STEP = 0
 
 
 class Stepping(Counting):
-    """Answers each item after as many steps as it says, all side by side. `NO_STEP` begins none."""
+    """Answers each item after as many steps as it says, all side by side. `NO_STEP` begins none.
 
-    def __init__(self, log: list[str], idle_step: int = 0, broken_step: int = 0) -> None:
-        """Nothing is done meanwhile in the step number `idle_step`; `broken_step` raises."""
+    Nobody waits for the steps after an answer, if it is `left` to be done.
+    """
+
+    def __init__(self, log: list[str], idle_step: int = 0, broken_step: int = 0, left: int = 0) -> None:
+        """Nothing is done meanwhile in the step number `idle_step`; `broken_step` raises; so many steps are `left`."""
         super().__init__()
         self.log = log
+        self.left = left
         self.idle_step, self.broken_step = idle_step, broken_step
         self.steps = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.left)
 
     def handle(self, peer: Peer[int, int], item: int) -> int | None:
         if item == NO_STEP:
@@ -131,6 +143,10 @@ class Stepping(Counting):
         return None
 
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[Peer[int, int], int]]:
+        if not self.awaited:
+            self.left -= 1
+            self.log.append("left over")
+            return ()
         self.steps += 1
         self.log.append("launched")
         if self.steps != self.idle_step:
@@ -195,6 +211,21 @@ def test_replies_wait_for_a_few_items_at_most_and_not_once_these_have_begun_noth
     watched.worker.stop()
     assert sorted(watched.log) == sorted(["launched", "waited", "told [1]", *["nothing"] * items])
     assert watched.log[told] == "told [1]"
+
+
+def test_what_nobody_waits_for_comes_after_replies_and_items() -> None:
+    watched = Watched(1, left=2)
+    watched.core.release.clear()
+    watched.worker.start()
+    assert watched.core.begun.wait(10)
+    watched.peer.post([2])
+    watched.core.release.set()
+    deadline = time.monotonic() + 10
+    while watched.core.left and time.monotonic() < deadline:
+        time.sleep(0.001)
+    watched.worker.stop()
+    steps = ["launched", "waited", "launched", "told [1]", "waited", "told [2]"]
+    assert watched.log == [*steps, "left over", "left over"]
 
 
 def test_a_step_that_does_nothing_meanwhile_holds_nothing_up() -> None:

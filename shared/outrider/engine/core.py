@@ -111,6 +111,11 @@ class ReplicaCore(ABC, Generic[Work]):
         """True while a session waits for a forward pass."""
         return next(self.sessions.waiting(), None) is not None
 
+    @property
+    def awaited(self) -> bool:
+        """See `Core`."""
+        return self.busy
+
     def handle(self, peer: ReplicaPeer, item: Request) -> Reply | None:
         """Take one item. Whatever is wrong with it stays with its session."""
         try:
@@ -163,10 +168,14 @@ class ReplicaCore(ABC, Generic[Work]):
                 raise launched.logits
             return self._finish(launched.finishing, launched.works, launched.feeds, launched.logits)
         except Exception as error:
-            log.exception("a step of %d sessions failed", len(launched.sessions))
-            self.engine.check_device()
-            self.laps.restart()
-            return [self.fail(session, error) for session in launched.sessions if session in self.sessions]
+            return self.fail_all(launched.sessions, error)
+
+    def fail_all(self, sessions: Sequence[Session[Work]], error: Exception) -> list[tuple[ReplicaPeer, Reply]]:
+        """Close all sessions of a step that failed, where `error` is handled. Raises where the device is lost."""
+        log.exception("a step of %d sessions failed", len(sessions))
+        self.engine.check_device()
+        self.laps.restart()
+        return [self.fail(session, error) for session in sessions if session in self.sessions]
 
     def drop_peer(self, peer: ReplicaPeer) -> None:
         """Free the sessions of a stream that ended."""

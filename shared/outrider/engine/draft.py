@@ -7,7 +7,6 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TypeVar
 
 import torch
 
@@ -24,18 +23,18 @@ from outrider.engine.guess import Drafting, DraftSession, Growing, Guess
 from outrider.engine.laps import Span
 from outrider.engine.schedule import Demand
 from outrider.engine.sequence import NO_TREE
+from outrider.engine.session_rows import by_session, of_sessions
 from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply
+from outrider.engine.worker import nothing
 from outrider.errors import InvalidArgument
 from outrider.protocol.items import DraftAhead, Drafted, DraftedAhead, DraftFirst, FailureCode, Key, Propose, Verify
 from outrider.sampling.distribution import UnusableLogits
-from outrider.sampling.draft import DraftRow, draft_rows
+from outrider.sampling.draft import draft_rows
 from outrider.sampling.plain import MOST_BESIDE, is_plain
 from outrider.sampling.ranking import rank_rows
 from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
-
-Found = TypeVar("Found")
 
 NOBODY: Ahead = MappingProxyType({})
 
@@ -72,6 +71,25 @@ class DraftCore(ReplicaCore[Drafting]):
         except Exception as error:
             return self.refusal(Key(session.number, session.epoch, base), error)
 
+    @property
+    def awaited(self) -> bool:
+        """See `Core`."""
+        return any(_is_awaited(session) for session in self.sessions.waiting())
+
+    def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[ReplicaPeer, Reply]]:
+        """See `Core`; as many passes as tokens are wanted, where nobody waits for anything but branches to grow."""
+        growing = [session for session in self.sessions.waiting() if _is_awaited(session)]
+        if growing and all(isinstance(each.work, Foresight) and each.work.steps_left for each in growing):
+            meanwhile()
+            try:
+                replies = self._grow(growing)
+            except Exception as error:
+                return self.fail_all(growing, error)
+            if replies:
+                return replies
+            meanwhile = nothing
+        return super().step(meanwhile)
+
     def launch(self, drawn: Drawn | None = None, without: Container[DraftSession] = ()) -> Launched[Drafting]:
         """See `ReplicaCore`."""
         self.span.begin()
@@ -102,8 +120,8 @@ class DraftCore(ReplicaCore[Drafting]):
         rows = [work.rows(session) for session, work in zip(sessions, works, strict=True)] if any(left) else []
         most = max((work.ranks for work, its in zip(works, left, strict=True) if its), default=0)
         ranking = [its and work.ranks > 0 for work, its in zip(works, left, strict=True)]
-        ranked |= _by_session(partial(rank_rows, most=most), ranking, rows, logits)
-        drafted = _by_session(draft_rows, [index not in ranked for index in range(len(sessions))], rows, logits)
+        ranked |= by_session(partial(rank_rows, most=most), ranking, rows, logits)
+        drafted = by_session(draft_rows, [index not in ranked for index in range(len(sessions))], rows, logits)
         replies: list[tuple[ReplicaPeer, Reply]] = []
         for index, (session, work) in enumerate(zip(sessions, works, strict=True)):
             if index in ranked:
@@ -129,7 +147,7 @@ class DraftCore(ReplicaCore[Drafting]):
         positions = [work.positions(session) for session, work in zip(sessions, works, strict=True)]
         owners = [index for index, each in enumerate(chosen) if each]
         found = self.engine.rank(
-            _of_sessions(logits, chosen, [len(each) for each in positions]),
+            of_sessions(logits, chosen, [len(each) for each in positions]),
             [sessions[index].sampling for index in owners],
             [positions[index] for index in owners],
         )
@@ -245,7 +263,8 @@ class DraftCore(ReplicaCore[Drafting]):
 
         Sessions in which nothing can be drawn fail.
         """
-        growing = [(each, each.work) for each in sessions if each.work and is_plain(each.sampling)]
+        growing = [(each, each.work) for each in sessions if each.work and each.work.steps_left]
+        growing = [(each, work) for each, work in growing if is_plain(each.sampling)]
         growing = [(each, work) for each, work in growing if work.most_siblings <= MOST_BESIDE]
         if not growing:
             return []
@@ -300,45 +319,27 @@ class DraftCore(ReplicaCore[Drafting]):
         branches = min(sum(item.branches), room // max(item.max_tokens, 1))
         if item.max_tokens == 0 or branches < 1:
             return DraftedAhead(item.key, ())
-        session.work = Foresight(item, item.max_tokens, branches)
+        session.work = work = Foresight(item, session.sampling.rule, item.max_tokens, branches)
+        if not session.uncomputed:  # what is in flight was drafted ahead: all of it is in the cache
+            earlier = session.foresaw
+            if not (isinstance(earlier, Foresight) and work.begin_after(earlier, session)):
+                session.sequence.align(session.history, len(session.sequence.cached))
         return None
 
 
+def _is_awaited(session: DraftSession) -> bool:
+    """Whether somebody waits for what its next pass brings, or will once it has a round."""
+    return session.work is None or session.work.awaited
+
+
 def _replies(session: DraftSession, work: Drafting) -> list[tuple[ReplicaPeer, Reply]]:
-    """The reply, if the work is done."""
+    """The reply, if the work has come so far."""
     reply = work.reply(session)
-    if reply is None:
-        return []
-    session.work = None
-    return [(session.peer, reply)]
-
-
-def _of_sessions(logits: torch.Tensor, chosen: Sequence[bool], counts: Sequence[int]) -> torch.Tensor:
-    """The rows of the chosen sessions, of which each has `counts` many. Nothing waits for the device."""
-    if all(chosen):
-        return logits
-    return torch.cat([part for part, its in zip(torch.split(logits, list(counts)), chosen, strict=True) if its])
-
-
-def _by_session(
-    of: Callable[[torch.Tensor, Sequence[DraftRow]], Sequence[Found]],
-    chosen: Sequence[bool],
-    rows: Sequence[Sequence[DraftRow]],
-    logits: torch.Tensor,
-) -> dict[int, list[Found]]:
-    """What `of` makes of the rows of the chosen sessions, by session. Raise UnusableLogits naming sessions."""
-    owners = [index for index, each in enumerate(rows) if chosen[index] for _ in each]
-    if not owners:
-        return {}
-    logits = _of_sessions(logits, chosen, [len(each) for each in rows])
-    try:
-        found = of(logits, [row for index, each in enumerate(rows) if chosen[index] for row in each])
-    except UnusableLogits as error:
-        raise UnusableLogits(sorted({owners[entry] for entry in error.entries})) from error
-    results: dict[int, list[Found]] = {}
-    for index, result in zip(owners, found, strict=True):
-        results.setdefault(index, []).append(result)
-    return results
+    if work.is_over(session):
+        session.work = None
+    if isinstance(reply, DraftedAhead):
+        session.foresaw = work
+    return [] if reply is None else [(session.peer, reply)]
 
 
 def _outgrown(session: DraftSession) -> ItemRefused:

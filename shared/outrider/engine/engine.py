@@ -156,6 +156,7 @@ class Engine:
         """
         for growth in growths:
             growth.sequence.check_room(steps * len(growth.newest))
+        self._store.apply(self._moves)
         found = self._run.grow(growths, steps)
         if found is None:
             return None

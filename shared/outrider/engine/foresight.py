@@ -3,77 +3,60 @@
 The first pass runs the rest of the history and the tokens in flight, whose logits say which outcomes are likely. Every
 further pass adds one token to each outcome's branch. Accepted nodes are moved into place by the next item, as on the
 verifier, so what was drafted ahead costs no second pass.
+
+Under `match` the pass that draws a token also ranks the others of its place. So once all branches are told, a last
+pass, for which nobody waits, runs their newest tokens; and if the next round in flight is what one of them proposed,
+its outcomes are known, and need no first pass.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from outrider.acceptance.params import Rule
 from outrider.acceptance.tree import ROOT
 from outrider.engine.batch import Feed
+from outrider.engine.branch import Branch, Ranked
 from outrider.engine.guess import DraftSession, Growing
 from outrider.engine.runner import Growth
 from outrider.engine.schedule import Demand
-from outrider.protocol.items import DraftAhead, DraftedAhead, Foreseen
+from outrider.protocol.items import DraftAhead, DraftedAhead
 from outrider.sampling.draft import DraftedToken, DraftRow
-
-
-@dataclass(slots=True)
-class Branch:
-    """One outcome and what is drafted after it."""
-
-    node: int  # last accepted node in flight, or ROOT
-    path: tuple[int, ...]  # tokens of the accepted nodes
-    next_token: int
-    growing: Growing  # what is drafted after `next_token`
-    leaf: int = ROOT  # node of the newest token whose KV is there
-
-    @property
-    def tokens(self) -> list[int]:
-        """The drafted tokens, without their siblings."""
-        return self.growing.tokens
-
-    @property
-    def newest(self) -> int:
-        """The token that the coming pass runs."""
-        return self.tokens[-1] if self.tokens else self.next_token
-
-    @property
-    def foreseen(self) -> Foreseen:
-        """As the coordinator gets it."""
-        return Foreseen(self.node, self.next_token, self.growing.proposal)
+from outrider.sampling.plain import MOST_BESIDE
 
 
 class Foresight:
     """Drafting ahead in the making."""
 
-    def __init__(self, item: DraftAhead, max_tokens: int, most_branches: int) -> None:
+    def __init__(self, item: DraftAhead, rule: Rule, max_tokens: int, most_branches: int) -> None:
         """`max_tokens` and `most_branches`: what there is room for."""
+        self._base = item.key.base_length
         self._in_flight = item.in_flight
         self._wanted = item.branches
         self._siblings = item.siblings
+        self._ranks_all = rule is Rule.MATCH
         self._max_tokens = max_tokens
         self._most_branches = most_branches
         self._branches: list[Branch] | None = None
         self._growing: list[Branch] = []
+        self._told = False
 
     @property
     def ranks(self) -> int:
         """In the first pass as many as the widest outcome wants, and those in flight, which are no outcomes there.
 
-        All branches are equally long, so later each wants the same.
+        Later as many as kernels name, where they may be of use. All branches are equally long, so each wants the same.
         """
         if self._branches is None:
             return max(self._wanted) + len(self._in_flight)
-        return self._growing[0].growing.ranks
+        return max(self.least_ranks, 1 + MOST_BESIDE) if self._ranks_all else self.least_ranks
 
     @property
     def least_ranks(self) -> int:
         """In the first pass what each outcome wants, and those in flight after it."""
         if self._branches is not None:
-            return self.ranks
+            return 0 if self._told else self._growing[0].growing.ranks
         following = Counter(self._in_flight.parents)
         return max(wanted + following[node] for node, wanted in enumerate(self._wanted, start=ROOT))
 
@@ -93,7 +76,7 @@ class Foresight:
     @property
     def steps_left(self) -> int:
         """How many tokens each growing branch still wants."""
-        return self._max_tokens - len(self._growing[0].tokens) if self._growing else 0
+        return self._max_tokens - len(self._growing[0].tokens) if self._growing and not self._told else 0
 
     @property
     def most_siblings(self) -> int:
@@ -129,22 +112,26 @@ class Foresight:
             return [base, *(base + depth for depth in self._in_flight.depths())]
         return [base + len(branch.path) + 1 + len(branch.tokens) for branch in self._growing]
 
-    def take_ranked(self, session: DraftSession, ranked: Sequence[tuple[int, ...]]) -> None:
-        """Begin the branches; later one more token for each, with its siblings."""
+    def take_ranked(self, session: DraftSession, ranked: Sequence[Ranked]) -> None:
+        """Begin the branches; later one more token for each, with its siblings; at last what follows the newest."""
         if self._branches is None:
             self._begin(session, ranked)
-            return
-        for branch, tokens in zip(self._growing, ranked, strict=True):
-            branch.growing.add_ranked(tokens)
-        self._grown(session)
+        elif self._told:
+            for branch, tokens in zip(self._growing, ranked, strict=True):
+                branch.ranked.append(tokens)
+            self._growing = []
+        else:
+            for branch, tokens in zip(self._growing, ranked, strict=True):
+                branch.add_ranked(tokens)
+            self._grown(session)
 
     def take(self, session: DraftSession, drafted: Sequence[DraftedToken]) -> None:
         """One more token for each branch."""
         for branch, token in zip(self._growing, drafted, strict=True):
-            branch.growing.add(token)
+            branch.add(token)
         self._grown(session)
 
-    def take_grown(self, session: DraftSession, steps: Sequence[Sequence[tuple[int, ...]]]) -> None:
+    def take_grown(self, session: DraftSession, steps: Sequence[Sequence[Ranked]]) -> None:
         """Several tokens for each branch, [steps][branches], each followed by the next likeliest of its place.
 
         A branch that has ended on the way was run all the same.
@@ -152,17 +139,49 @@ class Foresight:
         size = len(self._growing)
         first = len(session.sequence.tree) - len(steps) * size
         for place, (branch, ranked) in enumerate(zip(self._growing, zip(*steps, strict=True), strict=True)):
-            taken = branch.growing.add_until(ranked, self._max_tokens, session.stop_token_ids)
+            taken = branch.add_until(ranked, self._max_tokens, session.stop_token_ids)
             branch.leaf = first + (taken - 1) * size + place
         self._growing = [branch for branch in self._growing if not self._has_ended(branch, session)]
 
     def reply(self, session: DraftSession) -> DraftedAhead | None:
-        """All branches, when none grows any more."""
-        if self._branches is None or self._growing:
+        """All branches, when none grows any more. After it the last pass, where it can be of use and there is room."""
+        if self._branches is None or self._growing or self._told:
             return None
+        self._told = True
+        if self._ranks_all:
+            last = [branch for branch in self._branches if branch.newest not in session.stop_token_ids]
+            taken = len(session.sequence.cached) + len(session.sequence.tree)
+            self._growing = last if taken + len(last) <= session.sequence.max_length else []
         return DraftedAhead(session.key, tuple(branch.foreseen for branch in self._branches))
 
-    def _begin(self, session: DraftSession, ranked: Sequence[tuple[int, ...]]) -> None:
+    @property
+    def awaited(self) -> bool:
+        """Until it is told."""
+        return not self._told
+
+    def is_over(self, session: DraftSession) -> bool:
+        """After its last pass."""
+        return self._told and not self._growing
+
+    def begin_after(self, earlier: Foresight, session: DraftSession) -> bool:
+        """Begin the branches by what `earlier` ranked, if this round is what it proposed. All of it is in the cache."""
+        committed = session.history[earlier._base :]
+        for branch in earlier._branches or ():
+            ranked = branch.ranked_after(committed, self._in_flight.tokens)
+            if ranked is not None:
+                if enough := self._knows_enough(ranked):
+                    self._begin(session, ranked)
+                return enough
+        return False
+
+    def _knows_enough(self, ranked: Sequence[Ranked]) -> bool:
+        following = Counter(self._in_flight.parents)
+        return all(
+            not wanted or wanted + following[node] <= len(tokens)
+            for node, (tokens, wanted) in enumerate(zip(ranked, self._wanted, strict=True), start=ROOT)
+        )
+
+    def _begin(self, session: DraftSession, ranked: Sequence[Ranked]) -> None:
         """At each node its likeliest next tokens that are not in flight already."""
         in_flight: dict[int, set[int]] = defaultdict(set)
         for token, parent in zip(self._in_flight.tokens, self._in_flight.parents, strict=True):

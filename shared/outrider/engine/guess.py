@@ -68,7 +68,14 @@ class Drafting(Protocol):
         """Take in the ranked tokens of several passes over the growth, [steps][branches]."""
 
     def reply(self, session: Session[Drafting]) -> Drafted | DraftedAhead | None:
-        """The result, once it is there."""
+        """The result, when it is there."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for what comes of its next pass."""
+
+    def is_over(self, session: Session[Drafting]) -> bool:
+        """Whether it wants no pass any more."""
 
 
 DraftSession = Session[Drafting]
@@ -197,8 +204,15 @@ class Guess:
         self.growing.add_until(ranked, self.max_tokens, session.stop_token_ids)
 
     def reply(self, session: DraftSession) -> Drafted | None:
-        """The proposal, when it is as long as was asked for or ends with a stop token: nothing can follow one."""
+        """The proposal, when there is all of it."""
+        return Drafted(session.key, self.growing.proposal) if self.is_over(session) else None
+
+    @property
+    def awaited(self) -> bool:
+        """It ends with its reply."""
+        return True
+
+    def is_over(self, session: DraftSession) -> bool:
+        """When it is as long as was asked for or ends with a stop token: nothing can follow one."""
         tokens = self.growing.tokens
-        if len(tokens) < self.max_tokens and tokens[-1] not in session.stop_token_ids:
-            return None
-        return Drafted(session.key, self.growing.proposal)
+        return len(tokens) >= self.max_tokens or tokens[-1] in session.stop_token_ids

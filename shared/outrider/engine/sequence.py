@@ -79,11 +79,13 @@ class KvSequence:
     def _slot_list(self, start: int, stop: int) -> list[int]:
         return [self._slot(index) for index in range(start, stop)]
 
-    def align(self, history: Sequence[int], start: int) -> None:
+    def align(self, history: Sequence[int], start: int, in_flight: Sequence[int] | None = None) -> None:
         """Make `cached` a prefix of `history`, as long as the cache allows, but short of its last token.
 
         (The last one is left out because what follows it has to be computed.) The first `start` tokens of both are
         known to be equal. Nodes in flight that continue the chain along `history` join it; the others are dropped.
+        Where all of `history` and then `in_flight` stands in the cache, nothing is left out: `cached` is the history,
+        and in flight is that chain.
         Raises ResourceExhausted, and changes nothing, if a block that another session also holds must be replaced
         and none is left; a session meets that only when it goes back to before a prefix that it shares.
         """
@@ -91,8 +93,10 @@ class KvSequence:
         length = self._common_length(history, start, limit)
         if length < len(self.cached):
             self._roll_back(length)
-        elif self.tree.tokens and length < limit:
-            self.accept(self._walk(history, limit))
+        elif self.tree.tokens:
+            if in_flight is not None and self._goes_on(history[length:], in_flight):
+                return
+            self.accept(self._walk(history[length:limit]))
         self.tree = NO_TREE
 
     def cut(self, length: int) -> None:
@@ -185,27 +189,39 @@ class KvSequence:
         del self._digests[first:]
         del self.cached[length:]
 
-    def _walk(self, history: Sequence[int], limit: int) -> tuple[int, ...]:
-        """The longest path of nodes in flight that continues `cached` along `history`. Siblings may be equal."""
-        tree, best, base = self.tree, ROOT, len(self.cached)
-        agreed = {ROOT: 0}  # how many tokens the path down to a node has, if they are the history's
+    def _walk(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """The longest path of nodes in flight along `tokens`, after `cached`. Siblings may be equal."""
+        tree, best = self.tree, ROOT
+        agreed = {ROOT: 0}  # how many tokens the path down to a node has, if they are those
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
             depth = agreed.get(parent)
-            if depth is not None and base + depth < limit and history[base + depth] == token:
+            if depth is not None and depth < len(tokens) and tokens[depth] == token:
                 agreed[node] = depth + 1
                 if depth == agreed[best]:
                     best = node
         return tree.path(best)
 
     def _accept(self, path: Sequence[int]) -> None:
-        if path[-1] == len(path) - 1:  # the first nodes, which stand in their places
-            self.extend(self.tree.tokens[: len(path)], NO_TREE)
-            return
+        tokens = [self.tree.tokens[node] for node in path]
+        self._move(path)
+        self.extend(tokens, NO_TREE)
+
+    def _goes_on(self, tokens: Sequence[int], in_flight: Sequence[int]) -> bool:
+        """Keep the nodes that are `tokens`, which join the chain, and then `in_flight`; False if there are none."""
+        path = self._walk([*tokens, *in_flight])
+        if len(path) < len(tokens) + len(in_flight):
+            return False
+        self._move(path)
+        self.extend(tokens, TokenTree.chain(in_flight))
+        return True
+
+    def _move(self, path: Sequence[int]) -> None:
+        """Move the nodes of `path` to where they stand as a chain; the first nodes do already."""
         base = len(self.cached)
         moved = [(base + node, base + depth) for depth, node in enumerate(path) if node != depth]
-        sources = [self._slot(source) for source, _ in moved]
-        self._moves.add(sources, [self._slot(target) for _, target in moved])
-        self.extend([self.tree.tokens[node] for node in path], NO_TREE)
+        if moved:
+            sources = [self._slot(source) for source, _ in moved]
+            self._moves.add(sources, [self._slot(target) for _, target in moved])
 
     def _publish(self) -> None:
         """Offer the blocks that have become full to other sessions."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from outrider.acceptance.proposal import Proposal, Verdict
+from outrider.acceptance.tree import TokenTree
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import KvSequence
 from outrider.engine.worker import Peer
@@ -62,6 +63,7 @@ class Session(Generic[Work]):
     last_used: float  # time.monotonic seconds
     work: Work | None = None  # the round in progress
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
+    foresaw: Work | None = None  # a draft's last round that foresaw outcomes, while `history` goes on from its base
     judged: tuple[Proposal, Verdict] | None = None  # the round that ended last, while `history` is still its base
     orders: tuple[FollowUp, ...] = ()  # what to do when the round in progress has ended, then what follows that
     freed: bool = False
@@ -157,10 +159,12 @@ class SessionTable(Generic[Work]):
         if base > session.sequence.max_length:
             raise _no_room(session, base)
         session.judged, session.orders, session.ordered_at = None, (), None
+        if item.keep < length:
+            session.foresaw = None
         session.sampling.advance(item.keep, item.append)
         del session.history[item.keep :]
         session.history.extend(item.append)
-        self._align(session, item.keep)
+        self._align(session, item.keep, item.in_flight if isinstance(item, DraftAhead) else None)
 
     def go_on(self, session: Session[Work], tokens: Sequence[int], path: Sequence[int] | None = None) -> None:
         """What `advance` does with all that is committed and then `tokens`, which are known to be of the vocabulary.
@@ -182,10 +186,11 @@ class SessionTable(Generic[Work]):
         else:
             session.sequence.accept(path)
 
-    def _align(self, session: Session[Work], keep: int) -> None:
-        """Roll the KV back to what still holds; the first `keep` tokens do."""
+    def _align(self, session: Session[Work], keep: int, in_flight: TokenTree | None = None) -> None:
+        """Roll the KV back to what still holds; the first `keep` tokens do. A chain that goes on in flight stays."""
+        chain = in_flight.tokens if in_flight is not None and in_flight.is_chain else None
         try:
-            session.sequence.align(session.history, min(keep, len(session.sequence.cached)))
+            session.sequence.align(session.history, min(keep, len(session.sequence.cached)), chain)
         except ResourceExhausted:
             self.remove(session)  # history and KV no longer agree; the coordinator comes back with the whole history
             raise

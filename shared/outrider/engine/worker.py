@@ -19,6 +19,9 @@ log = get_logger(__name__)
 FEW = 256
 """Items for which replies wait at most: soon handled."""
 
+MOMENT_S = 0.0002
+"""How long items are waited for before a step that nobody waits for: meanwhile the streams have the processor."""
+
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
 
@@ -61,6 +64,10 @@ class Core(Protocol[Item, Reply]):
     @property
     def busy(self) -> bool:
         """True while `step` has something to do."""
+
+    @property
+    def awaited(self) -> bool:
+        """True while somebody waits for what `step` does; it may have something to do that can wait, and be dropped."""
 
     def handle(self, peer: Peer[Item, Reply], item: Item) -> Reply | None:
         """Take one item; a reply at once, or None if it comes from a later step (or never)."""
@@ -186,16 +193,16 @@ class DeviceWorker(Generic[Item, Reply]):
                 self._ready.append((peer, reply))
 
     def _take(self) -> list[_Entry[Item, Reply] | _Stop]:
-        """Everything that waits; blocks, at most until the next expiry, only when there is no step to run.
+        """Everything that waits; blocks only where nobody waits for a step, at most until the next expiry.
 
         Where a few items wait, the replies do too: most likely a pass begins with these, while which they leave.
         """
         entries: list[_Entry[Item, Reply] | _Stop] = []
         try:
-            if not self._core.busy:
+            if not self._core.awaited:
                 if not 0 < self._queued <= FEW:
                     self._hand_over()
-                entries.append(self._inbox.get(timeout=self.EXPIRY_PERIOD_S))
+                entries.append(self._inbox.get(timeout=MOMENT_S if self._core.busy else self.EXPIRY_PERIOD_S))
                 self._core.resume()
             while True:
                 entries.append(self._inbox.get_nowait())

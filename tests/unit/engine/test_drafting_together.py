@@ -177,7 +177,8 @@ def test_what_is_foreseen_is_the_same(
         answers.append((ahead, draft.propose(1, history, BASE, 2)))
     assert answers[0] == answers[1]
     assert len(answers[0][0].foreseen) == sum(branches)
-    assert stepwise.passes == 1 + (1 + 4) + (1 + 1)  # the prompt, what is drafted ahead, and the guess after it
+    # The prompt, what is drafted ahead, the pass that nobody waits for, and the guess after it.
+    assert stepwise.passes == 1 + (1 + 4) + 1 + (1 + 1)
 
 
 ITEMS = (
@@ -237,7 +238,7 @@ def test_a_guess_beside_a_foresight_waits_for_no_pass_of_its_own(tiny_model: Tin
     assert (first.key.session, stepwise.passes) == (2, 1 + 4)
     ((_, second),) = quick.core.step()
     assert (second.key.session, stepwise.passes) == (1, 1 + 5)
-    assert not quick.core.busy
+    assert not quick.core.awaited
 
 
 @pytest.mark.parametrize("item", [guess(1, 4), guess(1, 1), look_ahead(1, CHAIN, 2, (1, 1, 1, 1))])
@@ -292,11 +293,11 @@ def test_more_ranks_than_the_kernels_name_are_ranked_by_the_tensors(tiny_model: 
 
 
 def test_rows_of_some_sessions_are_theirs() -> None:
-    from outrider.engine.draft import _of_sessions
+    from outrider.engine.session_rows import of_sessions
 
     logits = torch.arange(12.0).view(6, 2)
-    assert _of_sessions(logits, [True, False, True], [2, 3, 1]).tolist() == [[0.0, 1.0], [2.0, 3.0], [10.0, 11.0]]
-    assert _of_sessions(logits, [True, True], [2, 4]) is logits
+    assert of_sessions(logits, [True, False, True], [2, 3, 1]).tolist() == [[0.0, 1.0], [2.0, 3.0], [10.0, 11.0]]
+    assert of_sessions(logits, [True, True], [2, 4]) is logits
 
 
 def test_a_stop_token_ends_a_guess_on_the_way(tiny_model: TinyModel) -> None:

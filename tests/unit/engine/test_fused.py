@@ -28,7 +28,7 @@ from outrider.sampling.plain import MOST_BESIDE
 from tests.conftest import TinyModel
 from tests.interpreter import INTERPRETED
 from tests.unit.engine.engines import assert_close, random_tokens, reference_logits
-from tests.unit.engine.test_foresight import PROMPT, Draft
+from tests.unit.engine.test_foresight import PROMPT, Draft, outcome
 from tests.unit.sampling.sessions import open_state
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -208,12 +208,37 @@ def test_a_guess_and_what_is_drafted_ahead_share_their_passes(tiny_model: TinyMo
         with mock.patch("outrider.engine.draft.rank_rows", side_effect=AssertionError):
             answers.append({reply.key.session: reply for reply in draft.run(*items)})
         assert {name: call.call_count for name, call in calls.items()} == {
-            "rank": 1,
+            "rank": 1 + 1,  # and those of the pass after the reply
             "grow": 1,
             "chains": 0,
-            "forward": 1,
+            "forward": 1 + 1,
         }
     assert answers[0][1] == answers[1][1]
     guesses = [found[2].proposal.tree for found in answers]
     assert guesses[0].parents == guesses[1].parents
     assert guesses[0].tokens[:3] == guesses[1].tokens[:3]  # the sibling may be passed over: see GROUPS
+
+
+def test_what_was_drafted_ahead_grows_on_without_a_word_of_the_host(tiny_model: TinyModel) -> None:
+    """Where it is in flight next: no pass comes before the first tokens of the branches."""
+    history, known, in_flight = PROMPT, len(PROMPT), TokenTree.chain((40,))
+    ours, theirs = (Draft(DraftCore(each, max_proposal=15, lease_s=60)) for each in both_engines(tiny_model("llama")))
+    for draft in (ours, theirs):
+        draft.open(1, PROMPT, Rule.MATCH, {"temperature": 0.8})
+    for turn in range(4):
+        item = DraftAhead(Key(1, 1, len(history)), known, history[known:], in_flight, 3, (1,) * len(in_flight) + (2,))
+        with mock.patch.object(ours.core.engine, "forward", wraps=ours.core.engine.forward) as forward:
+            assert ours.core.handle(ours.peer, item) is None
+            ((_, reply),) = ours.core.step()
+            assert forward.call_count == (turn == 0)
+            assert ours.run() == []
+        (expected,) = theirs.run(item)
+        proposals = {(each.node, each.next_token): each.proposal for each in expected.foreseen}
+        # An outcome may be passed over, see GROUPS; but not the likeliest.
+        same = [each for each in reply.foreseen if (each.node, each.next_token) in proposals]
+        assert [each.node for each in reply.foreseen] == [each.node for each in expected.foreseen]
+        assert max(each.node for each in same) == len(in_flight) - 1
+        assert all(each.proposal == proposals[each.node, each.next_token] for each in same)
+        chosen = same[turn % len(same)]
+        known, history = len(history), outcome(history, in_flight, chosen.node, chosen.next_token)
+        in_flight = chosen.proposal.tree

@@ -68,6 +68,10 @@ class Memory:
             slots[destination] = self.slots[source]
         for index, slot in enumerate(self.slots_of(sequence, 0, len(sequence.cached))):
             assert slots[slot] == (self.salts[sequence], tuple(sequence.cached[: index + 1]))
+        base, tree = len(sequence.cached), sequence.tree
+        for node, slot in enumerate(self.slots_of(sequence, base, base + len(tree))):
+            path = (tree.tokens[above] for above in tree.path(node))
+            assert slots[slot] == (self.salts[sequence], (*sequence.cached, *path))
 
 
 @st.composite
@@ -119,6 +123,28 @@ class SequenceMachine(RuleBasedStateMachine):
             return
         assert sequence.cached == history[: longest_known(before, tree, history)]
         assert sequence.tree == NO_TREE
+
+    @precondition(lambda self: self.sessions)
+    @rule(
+        data=st.data(), tail=st.lists(st.integers(0, 1), max_size=3), in_flight=st.lists(st.integers(0, 1), max_size=3)
+    )
+    def align_with_what_is_in_flight(self, data: st.DataObject, tail: list[int], in_flight: list[int]) -> None:
+        sequence = data.draw(st.sampled_from(self.sessions))
+        before, tree = list(sequence.cached), sequence.tree
+        history = [*before, *tail] or [0]
+        goes_on = tree.tokens and longest_known(before, tree, [*history, *in_flight, 0]) == len(history) + len(
+            in_flight
+        )
+        try:
+            sequence.align(history, len(before), in_flight)
+        except ResourceExhausted:
+            assert (sequence.cached, sequence.tree) == (before, tree)
+            return
+        if goes_on and tail:
+            assert (sequence.cached, sequence.tree) == (history, TokenTree.chain(in_flight))
+        else:
+            assert sequence.cached == history[: longest_known(before, tree, history)]
+            assert sequence.tree == NO_TREE
 
     @precondition(lambda self: self.sessions)
     @rule(data=st.data())
@@ -232,6 +258,18 @@ def test_a_path_that_stands_is_where_the_history_went(tree: TokenTree, node: int
     assert not accepted.tree.tokens
     for sequence in (accepted, aligned):
         memory.assert_right(sequence)
+
+
+def test_what_is_in_flight_may_go_on_with_all_of_the_history() -> None:
+    """It stands somewhere in a tree of branches, and nothing has to be computed again."""
+    memory = Memory()
+    sequence = memory.open([1, 2], 20)
+    memory.forward(sequence, [1, 2], TokenTree((3, 7, 8, 4, 5), (-1, 0, 0, 2, 3)))
+    sequence.align([1, 2, 3, 8], 2, [4, 5])
+    assert (sequence.cached, sequence.tree) == ([1, 2, 3, 8], TokenTree.chain([4, 5]))
+    memory.assert_right(sequence)
+    sequence.align([1, 2, 3, 8, 4], 4, [9])
+    assert (sequence.cached, sequence.tree) == ([1, 2, 3, 8], NO_TREE)
 
 
 def test_the_last_token_is_never_kept() -> None:

@@ -1,0 +1,196 @@
+"""The next round in flight is what was drafted ahead: its outcomes are known, and what comes of them is as without."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.acceptance.params import Rule
+from outrider.acceptance.tree import TokenTree
+from outrider.engine.sequence import NO_TREE
+from outrider.protocol.items import Advance, Close, DraftAhead, DraftedAhead, Foreseen, Key
+from outrider.sampling.plain import MOST_BESIDE
+from tests.conftest import TinyModel
+from tests.unit.engine.engines import random_tokens
+from tests.unit.engine.test_drafting_together import quick_draft, slow_draft
+from tests.unit.engine.test_foresight import PROMPT, SETTINGS, Draft, outcome
+
+MATCHING = [each for each in SETTINGS if each[0] is Rule.MATCH]
+OTHERS = [each for each in SETTINGS if each[0] is not Rule.MATCH]
+LENGTH = 3
+CHAIN = TokenTree.chain(random_tokens(LENGTH, seed=6))
+
+
+class Counted:
+    """A runner, and how many passes it has run."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+        self.passes = 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.passes += 1
+        return self.run(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.run, name)
+
+
+Made = Callable[[Path], tuple[Draft, Counted]]
+
+
+class Life:
+    """A session whose rounds are drafted ahead for; what comes of it has to be what a new session elsewhere is told."""
+
+    def __init__(self, made: Made, directory: Path, rule: Rule, options: dict[str, Any], room: int = 200) -> None:
+        self.draft, self.run = made(directory)
+        self.elsewhere = slow_draft(directory)
+        draft = self.draft
+        self.settings = rule, options
+        self.history, self.known = PROMPT, len(PROMPT)
+        self.limit = len(PROMPT) + room
+        draft.open(1, PROMPT, rule, options, room)
+        self.passes = 0  # until the last reply
+
+    def ahead(self, tree: TokenTree, branches: tuple[int, ...] | None = None, *, last: bool = True) -> DraftedAhead:
+        """Draft ahead of the round of `tree`, by default for two tokens after all of it; `last`: all passes are run."""
+        branches = branches or (*[1] * len(tree), 2)
+        core, base = self.draft.core, len(self.history)
+        self.run.passes = 0
+        item = DraftAhead(Key(1, 1, base), self.known, self.history[self.known :], tree, LENGTH, branches)
+        self.known = base
+        found = [reply] if (reply := core.handle(self.draft.peer, item)) else []
+        while core.awaited:
+            found += [reply for _, reply in core.step()]
+        self.passes = self.run.passes
+        if last:
+            assert self.draft.run() == []
+        (reply,) = found
+        assert isinstance(reply, DraftedAhead)
+        self.elsewhere.open(1, self.history, *self.settings, self.limit - base)
+        (expected,) = self.elsewhere.run(DraftAhead(Key(1, 1, base), base, (), tree, LENGTH, branches))
+        self.elsewhere.run(Close(Key(1, 1, base)))
+        assert told(reply) == told(expected)
+        return reply
+
+    def follow(self, tree: TokenTree, chosen: Foreseen) -> TokenTree:
+        """The round came to that; what is in flight now."""
+        self.history = outcome(self.history, tree, chosen.node, chosen.next_token)
+        return chosen.proposal.tree
+
+
+def told(reply: DraftedAhead) -> list[Any]:
+    """All of it but the probabilities, which passes of other sizes round otherwise."""
+    return [
+        (each.node, each.next_token, each.proposal.tree, [q.token_ids for q in each.proposal.q])
+        for each in reply.foreseen
+    ]
+
+
+def slow(directory: Path) -> tuple[Draft, Counted]:
+    """One that goes through the host for each token."""
+    draft = slow_draft(directory)
+    draft.core.engine._run = run = Counted(draft.core.engine._run)
+    return draft, run
+
+
+def quick(directory: Path) -> tuple[Draft, Counted]:
+    """One that does not."""
+    draft, stepwise = quick_draft(directory)
+    stepwise.run = run = Counted(stepwise.run)
+    return draft, run
+
+
+both = pytest.mark.parametrize("made", [slow, quick])
+
+
+@both
+@pytest.mark.parametrize(("rule", "options"), MATCHING, ids=str)
+def test_a_round_that_was_drafted_ahead_takes_a_pass_less(
+    tiny_model: TinyModel, made: Made, rule: Rule, options: dict[str, Any]
+) -> None:
+    life, tree = Life(made, tiny_model("llama"), rule, options), CHAIN
+    for turn in range(6):
+        foreseen = life.ahead(tree).foreseen
+        assert life.passes == LENGTH + (1 if turn == 0 else 0)
+        tree = life.follow(tree, foreseen[(2 * turn + 3) % len(foreseen)])
+        if turn == 3:  # less of it is proposed than was drafted, as near the end of an answer
+            tree = TokenTree.chain(tree.tokens[:2])
+        elif turn == 4:
+            tree = NO_TREE
+
+
+@both
+@pytest.mark.parametrize(("rule", "options"), OTHERS, ids=str)
+def test_other_rules_rank_again(tiny_model: TinyModel, made: Made, rule: Rule, options: dict[str, Any]) -> None:
+    """Their draws tell nothing of ranks, so no pass is run that nobody waits for."""
+    life, tree = Life(made, tiny_model("llama"), rule, options), CHAIN
+    for _ in range(3):
+        foreseen = life.ahead(tree, last=False).foreseen
+        assert not life.draft.core.busy
+        assert life.passes == 1 + LENGTH
+        tree = life.follow(tree, foreseen[-1])
+
+
+@both
+def test_what_is_not_known_is_ranked_in_a_first_pass(tiny_model: TinyModel, made: Made) -> None:
+    """An outcome that was not foreseen, a proposal from elsewhere, too many wanted, or the last pass is missing."""
+    life = Life(made, tiny_model("llama"), Rule.MATCH, {"temperature": 0.9})
+    tree = life.follow(CHAIN, life.ahead(CHAIN).foreseen[-1])
+    tree = life.follow(tree, life.ahead(tree, (0, 0, 0, MOST_BESIDE + 2)).foreseen[-1])
+    assert life.passes == 1 + LENGTH
+    life.history = (*life.history[:-1], 77)
+    life.ahead(tree)
+    assert life.passes == 1 + LENGTH
+    life.follow(tree, life.ahead(tree).foreseen[-1])
+    tree = life.follow(CHAIN, life.ahead(CHAIN).foreseen[-1])
+    assert life.passes == 1 + LENGTH
+    tree = life.follow(tree, life.ahead(tree, last=False).foreseen[-1])
+    assert life.passes == LENGTH
+    life.ahead(tree)
+    assert life.passes == 1 + LENGTH
+
+
+def test_going_back_forgets_it(tiny_model: TinyModel) -> None:
+    """Other tokens before the same ones: what was ranked after these is of another text."""
+    life = Life(slow, tiny_model("llama"), Rule.MATCH, {"temperature": 0.9})
+    first = life.follow(CHAIN, life.ahead(CHAIN).foreseen[-1])
+    kept = len(life.history) - 1
+    tree = life.follow(first, life.ahead(first).foreseen[-1])
+    session = life.draft.core.sessions.find(life.draft.peer, Key(1, 1, 0))
+    assert session.foresaw is not None
+    life.history = (*life.history[:kept], 77, *life.history[kept + 1 :])
+    assert life.draft.run(Advance(Key(1, 1, len(life.history)), kept, life.history[kept:])) == []
+    assert session.foresaw is None
+    life.known = len(life.history)
+    life.ahead(tree)
+
+
+@both
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_comes_next_it_is_what_a_new_session_is_told(tiny_model: TinyModel, made: Made, seed: int) -> None:
+    """Hits and misses, guesses between, longer and shorter and other proposals, to the end of the session's room."""
+    numbers = random.Random(seed)
+    rule, options = numbers.choice(SETTINGS)
+    life, tree = Life(made, tiny_model("llama"), rule, options, room=numbers.randint(20, 120)), CHAIN
+    quicker = 0
+    while life.limit - len(life.history) > len(tree) + 3:
+        branches = tuple(numbers.choices((0, 1, 2, 3), k=len(tree) + 1))
+        foreseen = life.ahead(tree, branches if any(branches) else None, last=numbers.random() < 0.8).foreseen
+        quicker += 0 < life.passes <= LENGTH
+        if foreseen and numbers.random() < 0.8:
+            tree = life.follow(tree, numbers.choice(foreseen))
+            tree = numbers.choice((tree, tree, tree, TokenTree.chain(tree.tokens[:2]), NO_TREE))
+        else:
+            life.history = (*life.history, *random_tokens(numbers.randint(1, 4), seed=numbers.randint(0, 99)))
+            tree = TokenTree.chain(random_tokens(numbers.randint(0, 3), seed=numbers.randint(0, 99)))
+            if numbers.random() < 0.5 and len(life.history) < life.limit:
+                tree = life.draft.propose(1, life.history, life.known, 3).tree
+                life.known = len(life.history)
+        life.history = life.history[: life.limit - 1]
+    if rule is Rule.MATCH:
+        assert quicker or len(life.history) < len(PROMPT) + 30
