@@ -55,6 +55,7 @@ class Session:
     judged: Verify | None = None  # the verifier's last round, until the next one begins
     drafted: Proposal = NO_PROPOSAL  # what the verifier has drafted by itself for the round in progress
     opened: bool = False  # on the verifier's own draft
+    foresaw: DraftedAhead | None = None  # a draft's last, once it has run the pass after it
 
 
 @dataclass(slots=True)
@@ -90,6 +91,11 @@ class SimulatedCore(ABC):
         return bool(self.working)
 
     @property
+    def awaited(self) -> bool:
+        """True while somebody waits for some of it."""
+        return bool(self.working)
+
+    @property
     def drafts(self) -> bool:
         """Whether it is a verifier with a draft of its own."""
         return False
@@ -118,7 +124,7 @@ class SimulatedCore(ABC):
             del self.sessions[place]
             return Closed(item.key)
         if not isinstance(item, Advance):
-            session.work, session.steps_left = item, self.steps(item)
+            session.work, session.steps_left = item, self.steps(item, session)
             self.working[place] = session
         return None
 
@@ -138,9 +144,13 @@ class SimulatedCore(ABC):
             session.steps_left -= 1
             if session.steps_left == 0:
                 replies.append((session.peer, self.reply(session)))
-                del self.working[place]
+                self.end(place)
                 self.follow(session)
         return replies
+
+    def end(self, place: tuple[SimulatedPeer, int]) -> None:
+        """A work has come to its reply."""
+        del self.working[place]
 
     def follow(self, session: Session) -> None:
         """Begin what an order says should follow a round that has ended; a draft has no orders."""
@@ -163,8 +173,8 @@ class SimulatedCore(ABC):
         return
 
     @abstractmethod
-    def steps(self, work: Any) -> int:
-        """Forward passes that a work takes."""
+    def steps(self, work: Any, session: Session) -> int:
+        """Forward passes that a work takes until its reply."""
 
     @abstractmethod
     def rows(self, work: Any) -> int:
@@ -222,7 +232,7 @@ class SimulatedVerifier(SimulatedCore):
         session.work = replace(session.work, proposal=session.drafted, draft_first=None)
         return length
 
-    def steps(self, work: Verify) -> int:
+    def steps(self, work: Verify, session: Session) -> int:
         """See SimulatedCore."""
         return 1
 
@@ -263,11 +273,42 @@ class SimulatedVerifier(SimulatedCore):
 
 
 class SimulatedDraft(SimulatedCore):
-    """One pass a token, and one more to look ahead."""
+    """One pass a token; and one to look ahead: before them, or after the reply where the round was drafted ahead."""
 
-    def steps(self, work: Propose | DraftAhead) -> int:
+    def steps(self, work: Propose | DraftAhead, session: Session) -> int:
         """See SimulatedCore."""
-        return work.max_tokens + isinstance(work, DraftAhead)
+        first = isinstance(work, DraftAhead) and not self._knows(work, session.foresaw)
+        session.foresaw = None
+        return work.max_tokens + first
+
+    @property
+    def awaited(self) -> bool:
+        """See SimulatedCore: not the last pass of those that look ahead."""
+        return any(session.steps_left > 0 for session in self.working.values())
+
+    def end_rounds(self) -> list[tuple[SimulatedPeer, Any]]:
+        """See SimulatedCore."""
+        for place, session in list(self.working.items()):
+            if session.steps_left == 0:
+                session.foresaw = self._reply_ahead(session)
+                del self.working[place]
+        return super().end_rounds()
+
+    def end(self, place: tuple[SimulatedPeer, int]) -> None:
+        """See SimulatedCore: who looks ahead has a pass left."""
+        if not isinstance(self.working[place].work, DraftAhead):
+            super().end(place)
+
+    @staticmethod
+    def _knows(work: DraftAhead, earlier: DraftedAhead | None) -> bool:
+        """Whether what is in flight was drafted ahead for what has been committed since. Rounds are chains."""
+        if earlier is None or earlier.key.base_length != work.keep or not work.append:
+            return False
+        size, outcome = len(work.in_flight), (len(work.append) - 2, work.append[-1])
+        return any(
+            (each.node, each.next_token) == outcome and each.proposal.tree.truncated(size) == work.in_flight
+            for each in earlier.foreseen
+        )
 
     def rows(self, work: Propose | DraftAhead) -> int:
         """See SimulatedCore."""
@@ -279,6 +320,10 @@ class SimulatedDraft(SimulatedCore):
         if isinstance(work, Propose):
             chain = TokenTree.chain(session.pages.first_choices(base, work.max_tokens))
             return Drafted(session.key, Proposal(chain, Source.MODEL))
+        return self._reply_ahead(session)
+
+    def _reply_ahead(self, session: Session) -> DraftedAhead:
+        base, work = session.key.base_length, session.work
         assert isinstance(work, DraftAhead)
         depths, foreseen = (0, *work.in_flight.depths()), []
         for node, (depth, count) in enumerate(zip(depths, work.branches, strict=True), start=ROOT):
