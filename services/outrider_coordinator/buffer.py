@@ -48,10 +48,12 @@ class Buffer(Generic[Value]):
         await asyncio.gather(self.task, return_exceptions=True)
 
     async def _fill(self) -> None:
+        loop = asyncio.get_running_loop()
         async with aclosing(self._source):  # type: ignore[type-var]
             async for value in self._source:
                 self._values.append(value)
-                _wake(self._reader)
+                # Two turns of the loop later: in those the replicas are told what follows, and they wait for it.
+                loop.call_soon(loop.call_soon, _wake, self._reader)
                 while len(self._values) >= self._size:
                     self._writer = asyncio.get_running_loop().create_future()
                     await self._writer

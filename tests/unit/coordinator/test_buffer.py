@@ -70,3 +70,29 @@ async def test_an_error_comes_after_the_values() -> None:
         assert [await anext(buffer), await anext(buffer)] == [0, 1]
         with pytest.raises(ValueError, match="broken"):
             await anext(buffer)
+
+
+async def test_what_the_source_does_next_goes_before_the_reader() -> None:
+    """A task that it starts after a value, and what that sets off: so the draft is told first, then the client."""
+    log: list[str] = []
+    sent = asyncio.Event()
+
+    async def write() -> None:
+        await sent.wait()
+        log.append("written")
+
+    async def send() -> None:
+        log.append("sent")
+        sent.set()
+
+    async def source() -> AsyncIterator[int]:
+        writer = asyncio.create_task(write())
+        await asyncio.sleep(0.001)
+        yield 0
+        await asyncio.create_task(send())
+        await writer
+
+    async with aclosing(Buffer(source(), SIZE)) as buffer:
+        async for _ in buffer:
+            log.append("read")
+    assert log == ["sent", "written", "read"]
