@@ -43,6 +43,7 @@ class LookAhead:
         self._recovered, self._bonus = RankEstimate(RECOVERED_PRIOR), RankEstimate(BONUS_PRIOR)
         self.length = 0
         """How many tokens were asked for of each outcome, last."""
+        self._siblings: tuple[int, ...] | None = None  # what they are to have if there are as many; None: not known yet
         self._pending: asyncio.Task[OutcomeCache | None] | None = None
         self._round = 0, NO_PROPOSAL.tree  # base length and tree of the round that it works ahead of
 
@@ -52,8 +53,9 @@ class LookAhead:
         length = self._control.look_ahead(longest) if self._is_on() else 0
         if not length:
             return
-        self.length = length
-        wanted = Choice(Source.MODEL, length, self._control.siblings_ahead(length, self._drafter.most_nodes))
+        if length != self.length:
+            self.length, self._siblings = length, None
+        wanted = Choice(Source.MODEL, length, self._siblings if self._siblings is not None else self._best_siblings())
         chances = self._control.in_flight(in_flight)
         branches = min(self._branches, self._drafter.most_nodes)
         shape = fan_out(in_flight, chances, self._recovered.chances, self._bonus.chances, branches)
@@ -117,6 +119,7 @@ class LookAhead:
                 self._still_open(in_flight, reply.foreseen),
                 otherwise=NO_PROPOSAL if self._goes_plain(in_flight) else None,
             )
+        self._siblings = self._best_siblings()  # once the draft has worked ahead there is time; at a verdict it waits
         return OutcomeCache(base, in_flight, ((f.node, f.next_token, f.proposal) for f in reply.foreseen))
 
     def _still_open(self, in_flight: TokenTree, foreseen: Sequence[Foreseen]) -> Sequence[Foreseen]:
@@ -138,6 +141,9 @@ class LookAhead:
     def _goes_plain(self, in_flight: TokenTree) -> bool:
         ends = self._session.draft_budget_after(in_flight.depth + 1) is None
         return not ends and self._control.misses_go_plain
+
+    def _best_siblings(self) -> tuple[int, ...]:
+        return self._control.siblings_ahead(self.length, self._drafter.most_nodes)
 
     def _drop(self) -> None:
         if self._pending is not None:
