@@ -324,7 +324,7 @@ class DraftCore(ReplicaCore[Drafting]):
             earlier = session.foresaw
             if not (isinstance(earlier, Foresight) and work.begin_after(earlier, session)):
                 session.sequence.align(session.history, len(session.sequence.cached))
-        return None
+        return next((reply for _, reply in _replies(session, work)), None)  # there may be nothing to draft for
 
 
 def _is_awaited(session: DraftSession) -> bool:

@@ -15,6 +15,7 @@ from outrider.engine.sequence import NO_TREE
 from outrider.protocol.items import Advance, Close, DraftAhead, DraftedAhead, Foreseen, Key
 from outrider.sampling.plain import MOST_BESIDE
 from tests.conftest import TinyModel
+from tests.tiny_models import VOCABULARY_SIZE
 from tests.unit.engine.engines import random_tokens
 from tests.unit.engine.test_drafting_together import quick_draft, slow_draft
 from tests.unit.engine.test_foresight import PROMPT, SETTINGS, Draft, outcome
@@ -153,6 +154,20 @@ def test_what_is_not_known_is_ranked_in_a_first_pass(tiny_model: TinyModel, made
     assert life.passes == LENGTH
     life.ahead(tree)
     assert life.passes == 1 + LENGTH
+
+
+def test_where_only_stop_tokens_may_follow_there_is_nothing_to_draft_for(tiny_model: TinyModel) -> None:
+    """That is told at once, and the session goes on."""
+    life = Life(slow, tiny_model("llama"), Rule.MATCH, {"temperature": 0.9})
+    tree = life.follow(CHAIN, life.ahead(CHAIN).foreseen[-1])
+    session = life.draft.core.sessions.find(life.draft.peer, Key(1, 1, 0))
+    usual, session.stop_token_ids = session.stop_token_ids, frozenset(range(VOCABULARY_SIZE))
+    item = DraftAhead(Key(1, 1, len(life.history)), life.known, life.history[life.known :], tree, LENGTH, (1, 0, 1, 1))
+    assert life.draft.core.handle(life.draft.peer, item) == DraftedAhead(item.key, ())
+    assert not life.draft.core.busy
+    session.stop_token_ids = usual
+    life.known = len(life.history)
+    life.ahead(tree)
 
 
 def test_going_back_forgets_it(tiny_model: TinyModel) -> None:
