@@ -43,7 +43,7 @@ class LookAhead:
         self._recovered, self._bonus = RankEstimate(RECOVERED_PRIOR), RankEstimate(BONUS_PRIOR)
         self.length = 0
         """How many tokens were asked for of each outcome, last."""
-        self._siblings: tuple[int, ...] | None = None  # what they are to have if there are as many; None: not known yet
+        self._siblings: tuple[int, ...] | None = None  # of proposals so long, as decided last; None: not yet
         self._pending: asyncio.Task[OutcomeCache | None] | None = None
         self._round = 0, NO_PROPOSAL.tree  # base length and tree of the round that it works ahead of
 
