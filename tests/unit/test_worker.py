@@ -128,6 +128,7 @@ class Stepping(Counting):
         super().__init__()
         self.log = log
         self.left = left
+        self.all_done = threading.Event()  # nothing is left
         self.idle_step, self.broken_step = idle_step, broken_step
         self.steps = 0
 
@@ -146,6 +147,8 @@ class Stepping(Counting):
         if not self.awaited:
             self.left -= 1
             self.log.append("left over")
+            if not self.left:
+                self.all_done.set()
             return ()
         self.steps += 1
         self.log.append("launched")
@@ -220,9 +223,7 @@ def test_what_nobody_waits_for_comes_after_replies_and_items() -> None:
     assert watched.core.begun.wait(10)
     watched.peer.post([2])
     watched.core.release.set()
-    deadline = time.monotonic() + 10
-    while watched.core.left and time.monotonic() < deadline:
-        time.sleep(0.001)
+    assert watched.core.all_done.wait(10)
     watched.worker.stop()
     steps = ["launched", "waited", "launched", "told [1]", "waited", "told [2]"]
     assert watched.log == [*steps, "left over", "left over"]

@@ -41,7 +41,7 @@ class Branch:
         return Foreseen(self.node, self.next_token, self.growing.proposal)
 
     def add(self, token: DraftedToken) -> None:
-        """One more token, of which alone is known."""
+        """One more token, at whose place nothing was ranked."""
         self.growing.add(token)
 
     def add_ranked(self, ranked: Ranked) -> None:
@@ -55,12 +55,12 @@ class Branch:
         self.ranked += ranked[:taken]
         return taken
 
-    def ranked_after(self, committed: Sequence[int], in_flight: Sequence[int]) -> list[Ranked] | None:
+    def ranked_after(self, committed: tuple[int, ...], in_flight: list[int]) -> list[Ranked] | None:
         """What was ranked after this outcome, if it is `committed`, and after each of `in_flight`, if it proposed them.
 
         None: not all of it is known.
         """
         count = len(in_flight)
-        if (*self.path, self.next_token) != tuple(committed) or self.tokens[:count] != list(in_flight):
+        if (*self.path, self.next_token) != committed or self.tokens[:count] != in_flight:
             return None
         return self.ranked[: count + 1] if len(self.ranked) > count else None

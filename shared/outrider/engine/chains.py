@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from outrider.engine.batch import Feed
@@ -11,6 +12,8 @@ from outrider.engine.runner import DrawingChains, Stem
 
 Ahead = Mapping[DraftSession, Feed]
 """Sessions whose guesses begin before it is known after what, with what they have to run before."""
+
+NOBODY: Ahead = MappingProxyType({})
 
 
 class ChainsUnderWay(NamedTuple):

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from types import MappingProxyType
 
 import torch
 
@@ -14,7 +13,7 @@ from outrider.acceptance.params import Rule
 from outrider.acceptance.proposal import NO_PROPOSAL
 from outrider.acceptance.tree import validate_tree
 from outrider.engine.batch import Feed
-from outrider.engine.chains import Ahead, ChainsUnderWay, stem_of
+from outrider.engine.chains import NOBODY, Ahead, ChainsUnderWay, stem_of
 from outrider.engine.core import Launched, ReplicaCore
 from outrider.engine.drawn import Drawn
 from outrider.engine.engine import Engine
@@ -35,8 +34,6 @@ from outrider.sampling.ranking import rank_rows
 from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
-
-NOBODY: Ahead = MappingProxyType({})
 
 
 class DraftCore(ReplicaCore[Drafting]):
@@ -73,13 +70,12 @@ class DraftCore(ReplicaCore[Drafting]):
 
     @property
     def awaited(self) -> bool:
-        """See `Core`."""
-        return any(_is_awaited(session) for session in self.sessions.waiting())
+        """See `Core`. Without a round its KV is awaited: it will have one."""
+        return any(session.work is None or session.work.awaited for session in self.sessions.waiting())
 
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[ReplicaPeer, Reply]]:
         """See `Core`; as many passes as tokens are wanted, where nobody waits for anything but branches to grow."""
-        growing = [session for session in self.sessions.waiting() if _is_awaited(session)]
-        if growing and all(isinstance(each.work, Foresight) and each.work.steps_left for each in growing):
+        if growing := self._growing_alone():
             meanwhile()
             try:
                 replies = self._grow(growing)
@@ -89,6 +85,16 @@ class DraftCore(ReplicaCore[Drafting]):
                 return replies
             meanwhile = nothing
         return super().step(meanwhile)
+
+    def _growing_alone(self) -> list[DraftSession]:
+        """The sessions whose branches grow, if nobody waits for anything else."""
+        growing = []
+        for session in self.sessions.waiting():
+            if isinstance(session.work, Foresight) and session.work.steps_left:
+                growing.append(session)
+            elif session.work is None or session.work.awaited:
+                return []
+        return growing
 
     def launch(self, drawn: Drawn | None = None, without: Container[DraftSession] = ()) -> Launched[Drafting]:
         """See `ReplicaCore`."""
@@ -325,11 +331,6 @@ class DraftCore(ReplicaCore[Drafting]):
             if not (isinstance(earlier, Foresight) and work.begin_after(earlier, session)):
                 session.sequence.align(session.history, len(session.sequence.cached))
         return next((reply for _, reply in _replies(session, work)), None)  # there may be nothing to draft for
-
-
-def _is_awaited(session: DraftSession) -> bool:
-    """Whether somebody waits for what its next pass brings, or will once it has a round."""
-    return session.work is None or session.work.awaited
 
 
 def _replies(session: DraftSession, work: Drafting) -> list[tuple[ReplicaPeer, Reply]]:

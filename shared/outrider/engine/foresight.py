@@ -165,9 +165,9 @@ class Foresight:
 
     def begin_after(self, earlier: Foresight, session: DraftSession) -> bool:
         """Begin the branches by what `earlier` ranked, if this round is what it proposed. All of it is in the cache."""
-        committed = session.history[earlier._base :]
+        committed, in_flight = tuple(session.history[earlier._base :]), list(self._in_flight.tokens)
         for branch in earlier._branches or ():
-            ranked = branch.ranked_after(committed, self._in_flight.tokens)
+            ranked = branch.ranked_after(committed, in_flight)
             if ranked is not None:
                 if enough := self._knows_enough(ranked):
                     self._begin(session, ranked)

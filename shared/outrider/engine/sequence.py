@@ -96,7 +96,8 @@ class KvSequence:
         elif self.tree.tokens:
             if in_flight is not None and self._goes_on(history[length:], in_flight):
                 return
-            self.accept(self._walk(history[length:limit]))
+            if length < limit:
+                self.accept(self._walk(history[length:limit]))
         self.tree = NO_TREE
 
     def cut(self, length: int) -> None:
@@ -216,12 +217,13 @@ class KvSequence:
         return True
 
     def _move(self, path: Sequence[int]) -> None:
-        """Move the nodes of `path` to where they stand as a chain; the first nodes do already."""
+        """Move the nodes of `path` to where they stand as a chain."""
+        if path[-1] == len(path) - 1:
+            return  # the first nodes, which stand in their places
         base = len(self.cached)
         moved = [(base + node, base + depth) for depth, node in enumerate(path) if node != depth]
-        if moved:
-            sources = [self._slot(source) for source, _ in moved]
-            self._moves.add(sources, [self._slot(target) for _, target in moved])
+        sources = [self._slot(source) for source, _ in moved]
+        self._moves.add(sources, [self._slot(target) for _, target in moved])
 
     def _publish(self) -> None:
         """Offer the blocks that have become full to other sessions."""
