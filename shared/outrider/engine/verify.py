@@ -35,6 +35,12 @@ from outrider.sampling.verify import Judging, VerifyRows
 RECENT = 8
 """Passes that tell whether they are launched before their turn as a rule."""
 
+FEW = 4
+"""Rounds in a pass whose verdicts leave before its draws are launched: somebody may wait for them to draft.
+
+More of them would take the processor for so long that the draws come late.
+"""
+
 ENOUGH = 0.75
 """Part of a pass's rounds that known ones have to follow for the next pass to begin without the others."""
 
@@ -70,7 +76,12 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         """See `ReplicaCore`; the pass may have been launched before."""
         self._meanwhile = meanwhile
         ahead, self._next = self._next, None
-        return self.complete(ahead or self.launch(), early=ahead is not None)
+        if ahead is not None:
+            return self.complete(ahead, early=True)
+        launched = self.launch()
+        if 0 < len(launched.finishing) <= FEW:
+            self.overlap()
+        return self.complete(launched)
 
     def complete(self, launched: Launched[VerifyRows], *, early: bool = False) -> list[tuple[ReplicaPeer, Reply]]:
         """See `ReplicaCore`. What goes on from this pass is known with its end, and begins nothing twice.
