@@ -1,4 +1,4 @@
-"""Whether what a draft answered is what it was asked for: a guess that is not must reach nobody.
+"""Whether a draft can be asked for a guess, and whether what it answered is that: one that is not must reach nobody.
 
 A verifier would refuse it, and both sides would have to agree on what else is not as it should be.
 """
@@ -14,6 +14,19 @@ from outrider.acceptance.proposal import Proposal, Source
 from outrider.acceptance.tree import ROOT, TokenTree, chain_parents
 from outrider.acceptance.validate import validate_proposal
 from outrider.errors import InvalidArgument
+
+
+def validate_wish(max_tokens: int, siblings: tuple[int, ...], rule: Rule, *, most: int) -> None:
+    """Raise InvalidArgument unless a draft can be asked for `max_tokens`, and `siblings` beside them: `most` in all."""
+    if max_tokens > most:
+        raise InvalidArgument("max_tokens", max_tokens, f"at most {most}")
+    if siblings:
+        if rule is not Rule.MATCH:
+            raise InvalidArgument("siblings", siblings, f"empty under the {rule} rule")
+        if len(siblings) > max_tokens:
+            raise InvalidArgument("siblings", len(siblings), f"at most max_tokens, {max_tokens}, numbers")
+        if (nodes := max_tokens + sum(siblings)) > most:
+            raise InvalidArgument("max_tokens and siblings", nodes, f"at most {most} in all")
 
 
 def validate_guess(guess: Proposal, asked: Choice, rule: Rule, *, vocabulary_size: int) -> None:

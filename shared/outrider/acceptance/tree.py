@@ -87,11 +87,22 @@ class TokenTree:
         depths = self.depths()
         return self.of([node for node in range(len(self)) if depths[node] <= depth])
 
-    def of(self, kept: Sequence[int]) -> TokenTree:
-        """The tree of these nodes alone, in their order, which hold the parent of each before it."""
+    def below(self, node: int) -> list[int]:
+        """All nodes that continue `node`, or one that does, in their order."""
+        found = {node}
+        for each, parent in enumerate(self.parents):
+            if parent in found:
+                found.add(each)
+        return sorted(found)[1:]
+
+    def of(self, kept: Sequence[int], root: int = ROOT) -> TokenTree:
+        """The tree of these nodes alone, in their order; `root` stands for the last committed one in it.
+
+        They hold the parent of each, if that is not the root, before it.
+        """
         if len(kept) == len(self):
             return self
-        place = {node: index for index, node in enumerate(kept)} | {ROOT: ROOT}
+        place = {node: index for index, node in enumerate(kept)} | {root: ROOT}
         return TokenTree(tuple(self.tokens[n] for n in kept), tuple(place[self.parents[n]] for n in kept))
 
 

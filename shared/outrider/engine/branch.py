@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from outrider.acceptance.tree import ROOT
+from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.guess import Growing
 from outrider.protocol.items import Foreseen
 from outrider.sampling.draft import DraftedToken
@@ -22,8 +23,9 @@ class Branch:
     path: tuple[int, ...]  # tokens of the accepted nodes
     next_token: int
     growing: Growing  # what is drafted after `next_token`
-    leaf: int = ROOT  # node of the newest token whose KV is there
+    leaf: int  # node in the cache of the newest token whose KV is there
     ranked: list[Ranked] = field(default_factory=list)  # at the places after `next_token`, as far as they were ranked
+    after: list[Branch] = field(default_factory=list)  # the outcomes of the round that proposes all its tokens
 
     @property
     def tokens(self) -> list[int]:
@@ -64,3 +66,40 @@ class Branch:
         if (*self.path, self.next_token) != committed or self.tokens[:count] != in_flight:
             return None
         return self.ranked[: count + 1] if len(self.ranked) > count else None
+
+
+def outcomes(
+    in_flight: TokenTree,
+    ranked: Sequence[Ranked],
+    wanted: Sequence[int],
+    siblings: tuple[int, ...],
+    stop_ids: Set[int],
+    nodes: Sequence[int] = (),
+) -> list[Branch]:
+    """A branch for each of the likeliest tokens at each place of a round, `wanted` many, that are not in flight there.
+
+    `ranked` and `wanted`: at the root, then at each node. `nodes`: where the cache has these; empty: just there.
+    """
+    there: dict[int, set[int]] = defaultdict(set)
+    for token, parent in zip(in_flight.tokens, in_flight.parents, strict=True):
+        there[parent].add(token)
+    found: list[Branch] = []
+    for node, (tokens, count) in enumerate(zip(ranked, wanted, strict=True), start=ROOT):
+        if count:
+            path, leaf = (
+                tuple(in_flight.tokens[each] for each in in_flight.path(node)),
+                nodes[node + 1] if nodes else node,
+            )
+            others = [token for token in tokens if token not in there[node] and token not in stop_ids]
+            found += [Branch(node, path, token, Growing(siblings), leaf) for token in others[:count]]
+    return found
+
+
+def likeliest(branches: Sequence[Branch]) -> list[Branch]:
+    """The likelier before: the first of each place, and of those the one after all that is in flight, as is usual."""
+    deepest, seen = max((branch.node for branch in branches), default=ROOT), Counter[int]()
+    order: list[tuple[int, bool, int]] = []
+    for index, branch in enumerate(branches):
+        order.append((seen[branch.node], branch.node != deepest, index))
+        seen[branch.node] += 1
+    return [branches[index] for _, _, index in sorted(order)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
 import torch
 
-from outrider.acceptance.params import Rule
+from outrider.acceptance.guesses import validate_wish
 from outrider.acceptance.proposal import NO_PROPOSAL
 from outrider.acceptance.tree import validate_tree
 from outrider.engine.batch import Feed
@@ -75,13 +75,15 @@ class DraftCore(ReplicaCore[Drafting]):
 
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[ReplicaPeer, Reply]]:
         """See `Core`; as many passes as tokens are wanted, where nobody waits for anything but branches to grow."""
+        if self.awaited:
+            self._stop([each for each in self.sessions if each.work and each.work.steps_left])
         if growing := self._growing_alone():
             meanwhile()
             try:
                 replies = self._grow(growing)
             except Exception as error:
                 return self.fail_all(growing, error)
-            if replies:
+            if replies or not self.awaited:
                 return replies
             meanwhile = nothing
         return super().step(meanwhile)
@@ -135,7 +137,7 @@ class DraftCore(ReplicaCore[Drafting]):
             else:
                 work.take(session, drafted[index])
             replies += _replies(session, work)
-        return replies + self._grow(sessions)
+        return replies + self._grow([each for each in sessions if each.work and each.work.awaited])
 
     def _ranked(
         self, sessions: Sequence[DraftSession], works: Sequence[Drafting], logits: torch.Tensor
@@ -270,13 +272,13 @@ class DraftCore(ReplicaCore[Drafting]):
         Sessions in which nothing can be drawn fail.
         """
         growing = [(each, each.work) for each in sessions if each.work and each.work.steps_left]
-        growing = [(each, work) for each, work in growing if is_plain(each.sampling)]
-        growing = [(each, work) for each, work in growing if work.most_siblings <= MOST_BESIDE]
+        growing = [its for its in growing if is_plain(its[0].sampling) and its[1].most_siblings <= MOST_BESIDE]
         if not growing:
             return []
         steps = min(work.steps_left for _, work in growing)
         growths = [work.growth(session) for session, work in growing]
         if (chains := self.engine.grow(growths, steps)) is None:
+            self._stop(session for session, _ in growing)
             return []
         replies: list[tuple[ReplicaPeer, Reply]] = []
         stop = 0
@@ -289,17 +291,15 @@ class DraftCore(ReplicaCore[Drafting]):
             replies += _replies(session, work)
         return replies
 
+    def _stop(self, sessions: Iterable[DraftSession]) -> None:
+        """End the rounds of those that draft on while nobody waits for it."""
+        for session in sessions:
+            if session.work and not session.work.awaited:
+                session.work = None
+
     def _check(self, session: DraftSession, max_tokens: int, siblings: tuple[int, ...]) -> None:
         """Raise InvalidArgument for a wish that cannot be met, ItemRefused where there is no more context."""
-        if max_tokens > self.max_proposal:
-            raise InvalidArgument("max_tokens", max_tokens, f"at most {self.max_proposal}")
-        if siblings:
-            if session.sampling.rule is not Rule.MATCH:
-                raise InvalidArgument("siblings", siblings, f"empty under the {session.sampling.rule} rule")
-            if len(siblings) > max_tokens:
-                raise InvalidArgument("siblings", len(siblings), f"at most max_tokens, {max_tokens}, numbers")
-            if (nodes := max_tokens + sum(siblings)) > self.max_proposal:
-                raise InvalidArgument("max_tokens and siblings", nodes, f"at most {self.max_proposal} in all")
+        validate_wish(max_tokens, siblings, session.sampling.rule, most=self.max_proposal)
         if len(session.history) >= self.engine.info.context_length:
             raise _outgrown(session)
 
@@ -325,7 +325,7 @@ class DraftCore(ReplicaCore[Drafting]):
         branches = min(sum(item.branches), room // max(item.max_tokens, 1))
         if item.max_tokens == 0 or branches < 1:
             return DraftedAhead(item.key, ())
-        session.work = work = Foresight(item, session.sampling.rule, item.max_tokens, branches)
+        session.work = work = Foresight(item, session, branches, alone=len(self.sessions) == 1)
         if not session.uncomputed:  # what is in flight was drafted ahead: all of it is in the cache
             earlier = session.foresaw
             if not (isinstance(earlier, Foresight) and work.begin_after(earlier, session)):

@@ -6,41 +6,48 @@ verifier, so what was drafted ahead costs no second pass.
 
 Under `match` the pass that draws a token also ranks the others of its place. So once all branches are told, a last
 pass, for which nobody waits, runs their newest tokens; and if the next round in flight is what one of them proposed,
-its outcomes are known, and need no first pass.
+its outcomes are known, and need no first pass. Where branches grow without the host and the session has the draft to
+itself, it drafts on after that pass: for the outcomes of those rounds, if the likeliest branches are what comes. Then
+these are told at once.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
 from outrider.acceptance.params import Rule
-from outrider.acceptance.tree import ROOT
+from outrider.acceptance.tree import ROOT, TokenTree
 from outrider.engine.batch import Feed
-from outrider.engine.branch import Branch, Ranked
-from outrider.engine.guess import DraftSession, Growing
+from outrider.engine.branch import Branch, Ranked, likeliest, outcomes
+from outrider.engine.guess import DraftSession
 from outrider.engine.runner import Growth
 from outrider.engine.schedule import Demand
 from outrider.protocol.items import DraftAhead, DraftedAhead
 from outrider.sampling.draft import DraftedToken, DraftRow
 from outrider.sampling.plain import MOST_BESIDE
 
+ON_ROWS = 48
+"""Most branches that are drafted on: a pass over so many rows takes little longer than one over few."""
+
 
 class Foresight:
     """Drafting ahead in the making."""
 
-    def __init__(self, item: DraftAhead, rule: Rule, max_tokens: int, most_branches: int) -> None:
-        """`max_tokens` and `most_branches`: what there is room for."""
+    def __init__(self, item: DraftAhead, session: DraftSession, most_branches: int, *, alone: bool) -> None:
+        """`most_branches`: what there is room for. `alone`: no other session is on the draft."""
         self._base = item.key.base_length
         self._in_flight = item.in_flight
         self._wanted = item.branches
         self._siblings = item.siblings
-        self._ranks_all = rule is Rule.MATCH
-        self._max_tokens = max_tokens
+        self._ranks_all = session.sampling.rule is Rule.MATCH
+        self._max_tokens = item.max_tokens
         self._most_branches = most_branches
         self._branches: list[Branch] | None = None
         self._growing: list[Branch] = []
         self._told = False
+        self._alone = alone
+        self._grew_apart = False  # the branches, without the host between their tokens
 
     @property
     def ranks(self) -> int:
@@ -76,7 +83,7 @@ class Foresight:
     @property
     def steps_left(self) -> int:
         """How many tokens each growing branch still wants."""
-        return self._max_tokens - len(self._growing[0].tokens) if self._growing and not self._told else 0
+        return self._max_tokens - len(self._growing[0].tokens) if self._growing else 0
 
     @property
     def most_siblings(self) -> int:
@@ -91,8 +98,7 @@ class Foresight:
     def growth(self, session: DraftSession) -> Growth:
         """The branches that grow; all of them have tokens, or none has."""
         newest = tuple(branch.newest for branch in self._growing)
-        parents = tuple(branch.leaf if branch.tokens else branch.node for branch in self._growing)
-        return Growth(session.sequence, session.sampling, newest, parents)
+        return Growth(session.sequence, session.sampling, newest, tuple(branch.leaf for branch in self._growing))
 
     def rows(self, session: DraftSession) -> list[DraftRow]:
         """What may follow the history and each node in flight; later each branch."""
@@ -117,9 +123,11 @@ class Foresight:
         if self._branches is None:
             self._begin(session, ranked)
         elif self._told:
-            for branch, tokens in zip(self._growing, ranked, strict=True):
+            first = len(session.sequence.tree) - len(self._growing)
+            for leaf, (branch, tokens) in enumerate(zip(self._growing, ranked, strict=True), start=first):
+                branch.leaf = leaf
                 branch.ranked.append(tokens)
-            self._growing = []
+            self._growing = self._drafted_on(session) if self._alone and self._grew_apart else []
         else:
             for branch, tokens in zip(self._growing, ranked, strict=True):
                 branch.add_ranked(tokens)
@@ -136,6 +144,7 @@ class Foresight:
 
         A branch that has ended on the way was run all the same.
         """
+        self._grew_apart = True
         size = len(self._growing)
         first = len(session.sequence.tree) - len(steps) * size
         for place, (branch, ranked) in enumerate(zip(self._growing, zip(*steps, strict=True), strict=True)):
@@ -160,7 +169,7 @@ class Foresight:
         return not self._told
 
     def is_over(self, session: DraftSession) -> bool:
-        """After its last pass."""
+        """After its last pass, and what is drafted on."""
         return self._told and not self._growing
 
     def begin_after(self, earlier: Foresight, session: DraftSession) -> bool:
@@ -171,8 +180,50 @@ class Foresight:
             if ranked is not None:
                 if enough := self._knows_enough(ranked):
                     self._begin(session, ranked)
+                    if not self._take_over(branch.after, earlier, session):
+                        session.sequence.trim(len(in_flight))
                 return enough
         return False
+
+    def _take_over(self, grown: Sequence[Branch], earlier: Foresight, session: DraftSession) -> bool:
+        """Take what `earlier` drafted on for this round, `grown`, where it is all that is wanted; else change nothing.
+
+        In the cache it stands after what is in flight.
+        """
+        size, found = len(self._in_flight), {(each.node, each.next_token): each for each in grown}
+        alike = (self._max_tokens, self._siblings) == (earlier._max_tokens, earlier._siblings)
+        complete = grown and len(session.sequence.tree) == size + len(grown) * self._max_tokens
+        wanted = [(each.node, each.next_token) for each in self._branches or ()]
+        if not (alike and complete and found.keys() >= set(wanted)):
+            return False
+        for place, each in enumerate(grown, start=size):  # a token of each, then the next of each
+            each.leaf = place + (len(each.tokens) - 1) * len(grown)
+        self._branches, self._growing = [found[each] for each in wanted], []
+        self._grew_apart = True
+        return True
+
+    def _drafted_on(self, session: DraftSession) -> list[Branch]:
+        """What the round after this one may come to, if it is what one of the likeliest branches proposes.
+
+        One more outcome at each place than was wanted in this round: those of the next may be shared out otherwise.
+        """
+        room = (
+            session.sequence.max_length - len(session.sequence.cached) - len(session.sequence.tree)
+        ) // self._max_tokens
+        most, begun, stop_ids = min(ON_ROWS, room), list[Branch](), session.stop_token_ids
+        for branch in likeliest(self._branches or ()):
+            size = len(branch.tokens)
+            if branch.growing.siblings or len(branch.ranked) <= size or len(self._wanted) != size + 1:
+                continue
+            in_flight = TokenTree.chain(branch.tokens)
+            nodes = session.sequence.tree.path(branch.leaf)[-size - 1 :]
+            wanted = [each + 1 for each in self._wanted]
+            after = outcomes(in_flight, branch.ranked, wanted, self._siblings, stop_ids, nodes)
+            if len(begun) + len(after) > most:
+                break
+            branch.after = after
+            begun += after
+        return begun
 
     def _knows_enough(self, ranked: Sequence[Ranked]) -> bool:
         following = Counter(self._in_flight.parents)
@@ -183,16 +234,7 @@ class Foresight:
 
     def _begin(self, session: DraftSession, ranked: Sequence[Ranked]) -> None:
         """At each node its likeliest next tokens that are not in flight already."""
-        in_flight: dict[int, set[int]] = defaultdict(set)
-        for token, parent in zip(self._in_flight.tokens, self._in_flight.parents, strict=True):
-            in_flight[parent].add(token)
-        branches: list[Branch] = []
-        for node, (tokens, wanted) in enumerate(zip(ranked, self._wanted, strict=True), start=ROOT):
-            if not wanted:
-                continue
-            there, path = in_flight[node], self._path(node)
-            others = [token for token in tokens if token not in there and token not in session.stop_token_ids]
-            branches += [Branch(node, path, token, Growing(self._siblings)) for token in others[:wanted]]
+        branches = outcomes(self._in_flight, ranked, self._wanted, self._siblings, session.stop_token_ids)
         # Where there is no room for all, the longest paths stay; they are the likeliest.
         branches.sort(key=lambda branch: len(branch.path))
         self._branches = branches[-self._most_branches :]

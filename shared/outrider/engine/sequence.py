@@ -85,7 +85,7 @@ class KvSequence:
         (The last one is left out because what follows it has to be computed.) The first `start` tokens of both are
         known to be equal. Nodes in flight that continue the chain along `history` join it; the others are dropped.
         Where all of `history` and then `in_flight` stands in the cache, nothing is left out: `cached` is the history,
-        and in flight is that chain.
+        in flight is that chain, and then what else continues it or the history, in its order.
         Raises ResourceExhausted, and changes nothing, if a block that another session also holds must be replaced
         and none is left; a session meets that only when it goes back to before a prefix that it shares.
         """
@@ -105,6 +105,10 @@ class KvSequence:
         if length < len(self.cached):
             self._roll_back(length)
         self.tree = NO_TREE
+
+    def trim(self, count: int) -> None:
+        """Drop what is in flight but the first `count` nodes."""
+        self.tree = self.tree.truncated(count)
 
     def accept(self, path: Sequence[int]) -> None:
         """What `align` does where the history went on with `path` of the tree in flight, then a token without KV."""
@@ -208,22 +212,27 @@ class KvSequence:
         self.extend(tokens, NO_TREE)
 
     def _goes_on(self, tokens: Sequence[int], in_flight: Sequence[int]) -> bool:
-        """Keep the nodes that are `tokens`, which join the chain, and then `in_flight`; False if there are none."""
+        """Keep the nodes that are `tokens`, which join the chain, and then `in_flight`; False if there are none.
+
+        And what continues those in flight, or the last of the tokens.
+        """
+        count = len(tokens)
         path = self._walk([*tokens, *in_flight])
-        if len(path) < len(tokens) + len(in_flight):
+        if len(path) < count + len(in_flight):
             return False
-        self._move(path)
-        self.extend(tokens, TokenTree.chain(in_flight))
+        last, beside = path[count - 1], set(path)
+        kept = [*path, *(node for node in self.tree.below(last) if node not in beside)]
+        self._move(kept)
+        self.extend(tokens, self.tree.of(kept[count:], root=last))
         return True
 
     def _move(self, path: Sequence[int]) -> None:
         """Move the nodes of `path` to where they stand as a chain."""
-        if path[-1] == len(path) - 1:
-            return  # the first nodes, which stand in their places
         base = len(self.cached)
         moved = [(base + node, base + depth) for depth, node in enumerate(path) if node != depth]
-        sources = [self._slot(source) for source, _ in moved]
-        self._moves.add(sources, [self._slot(target) for _, target in moved])
+        if moved:
+            sources = [self._slot(source) for source, _ in moved]
+            self._moves.add(sources, [self._slot(target) for _, target in moved])
 
     def _publish(self) -> None:
         """Offer the blocks that have become full to other sessions."""

@@ -168,16 +168,16 @@ class DeviceWorker(Generic[Item, Reply]):
     def _loop(self) -> None:
         next_expiry = time.monotonic() + self.EXPIRY_PERIOD_S
         while True:
-            for entry in self._take():
+            for entry in (entries := self._take()):
                 if isinstance(entry, _Stop):
                     return
                 self._handle(*entry)
-            if self._core.busy:
+            if self._core.awaited or (self._core.busy and not entries):
                 replies = self._core.step(self._hand_over)
                 self._hand_over()  # what the step did not get to
                 self._ready.extend(replies)
             else:
-                self._hand_over()  # no pass has begun for which they waited
+                self._hand_over()  # no pass begins for which they waited
             if (now := time.monotonic()) >= next_expiry:
                 self._core.expire(now)
                 next_expiry = now + self.EXPIRY_PERIOD_S

@@ -13,7 +13,7 @@ import pytest
 from outrider.acceptance.params import Rule
 from outrider.acceptance.tree import TokenTree
 from outrider.engine.sequence import NO_TREE
-from outrider.protocol.items import Advance, Close, DraftAhead, DraftedAhead, Failed, Foreseen, Key
+from outrider.protocol.items import Advance, Close, DraftAhead, DraftedAhead, Failed, Foreseen, Key, Propose
 from outrider.sampling.plain import MOST_BESIDE
 from tests.conftest import TinyModel
 from tests.tiny_models import VOCABULARY_SIZE
@@ -57,6 +57,10 @@ class Life:
         self.limit = len(PROMPT) + room
         draft.open(1, PROMPT, rule, options, room)
         self.passes = 0  # until the last reply
+
+    def share(self) -> None:
+        """From now on there is another session on the draft, which wants nothing."""
+        self.draft.open(2, PROMPT, Rule.MATCH, {"temperature": 0.9})
 
     def ahead(self, tree: TokenTree, branches: tuple[int, ...] | None = None, *, last: bool = True) -> DraftedAhead:
         """Draft ahead of the round of `tree`, by default for two tokens after all of it; `last`: all passes are run."""
@@ -109,6 +113,7 @@ def test_a_round_that_was_drafted_ahead_takes_a_pass_less(
     tiny_model: TinyModel, made: Made, rule: Rule, options: dict[str, Any]
 ) -> None:
     life, tree = Life(made, tiny_model("llama"), rule, options), CHAIN
+    life.share()
     for turn in range(6):
         foreseen = life.ahead(tree).foreseen
         assert life.passes == LENGTH + (1 if turn == 0 else 0)
@@ -117,6 +122,44 @@ def test_a_round_that_was_drafted_ahead_takes_a_pass_less(
             tree = TokenTree.chain(tree.tokens[:2])
         elif turn == 4:
             tree = NO_TREE
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_session_that_has_the_draft_to_itself_is_drafted_on_for(tiny_model: TinyModel, temperature: float) -> None:
+    """The likeliest outcome's own outcomes are there before they are asked for, round after round; others' are not."""
+    life, tree = Life(quick_draft, tiny_model("llama"), Rule.MATCH, {"temperature": temperature}), CHAIN
+    for turn in range(6):
+        foreseen = life.ahead(tree, (1, 1, 1, 5)).foreseen
+        assert life.passes == (1 + LENGTH if turn == 0 else 0 if turn % 3 else LENGTH)
+        likely = next(each for each in foreseen if each.node == len(tree) - 1)
+        tree = life.follow(tree, foreseen[-1] if turn % 3 == 2 else likely)
+
+
+def test_what_is_drafted_on_for_is_a_little_more_than_was_wanted(tiny_model: TinyModel) -> None:
+    """One more at each place. Where more or longer ones are wanted all are drafted again."""
+    life, tree = Life(quick_draft, tiny_model("llama"), Rule.MATCH, {"temperature": 0.9}), CHAIN
+    for wanted, passes in [((0, 0, 0, 2), 4), ((1, 1, 1, 3), 0), ((2, 1, 1, 1), 0), ((2, 1, 3, 1), LENGTH)]:
+        foreseen = life.ahead(tree, wanted).foreseen
+        assert life.passes == passes
+        tree = life.follow(tree, next(each for each in foreseen if each.node == len(tree) - 1))
+
+
+def test_who_drafts_on_gives_way(tiny_model: TinyModel) -> None:
+    """To a session that came meanwhile; what was not drafted on for is drafted when it is asked for."""
+    life = Life(quick_draft, tiny_model("llama"), Rule.MATCH, {"temperature": 0.9})
+    core = life.draft.core
+    tree = life.follow(CHAIN, life.ahead(CHAIN, last=False).foreseen[-1])
+    core.step()  # the last pass
+    assert core.busy
+    assert not core.awaited
+    life.share()
+    life.draft.core.handle(life.draft.peer, Propose(Key(2, 1, len(PROMPT)), len(PROMPT), (), LENGTH))
+    life.run.passes = 0
+    while core.busy:
+        core.step()
+    assert life.run.passes == LENGTH  # of the other's guess
+    life.ahead(tree)
+    assert life.passes == LENGTH
 
 
 @both
@@ -135,6 +178,7 @@ def test_other_rules_rank_again(tiny_model: TinyModel, made: Made, rule: Rule, o
 def test_what_is_not_known_is_ranked_in_a_first_pass(tiny_model: TinyModel, made: Made) -> None:
     """An outcome that was not foreseen, a proposal from elsewhere, too many wanted, or the last pass is missing."""
     life = Life(made, tiny_model("llama"), Rule.MATCH, {"temperature": 0.9})
+    life.share()
     tree = life.follow(CHAIN, life.ahead(CHAIN).foreseen[-1])
     tree = life.follow(tree, life.ahead(tree, (0, 0, 0, MOST_BESIDE + 2)).foreseen[-1])
     assert life.passes == 1 + LENGTH
@@ -167,8 +211,8 @@ def test_where_only_stop_tokens_may_follow_there_is_nothing_to_draft_for(tiny_mo
 def test_a_failure_while_it_grows_ends_its_session_alone(tiny_model: TinyModel) -> None:
     life = Life(quick_draft, tiny_model("llama"), Rule.MATCH, {"temperature": 0.9})
     core = life.draft.core
+    life.share()
     tree = life.follow(CHAIN, life.ahead(CHAIN).foreseen[-1])
-    life.draft.open(2, PROMPT, *life.settings)
     item = DraftAhead(Key(1, 1, len(life.history)), life.known, life.history[life.known :], tree, LENGTH, (1, 1, 1, 1))
     assert core.handle(life.draft.peer, item) is None
     with mock.patch.object(core.engine, "grow", side_effect=RuntimeError("a bug")):
