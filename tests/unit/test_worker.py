@@ -115,10 +115,11 @@ def test_a_full_queue_refuses_and_loses_nothing() -> None:
 
 
 NO_STEP = 0
+AT_ONCE = -1
 
 
 class Stepping(Counting):
-    """Answers each item after as many steps as it says, all side by side. `NO_STEP` begins none.
+    """Answers each item after as many steps as it says, all side by side. `NO_STEP` begins none, `AT_ONCE` needs none.
 
     Nobody waits for the steps after an answer, if it is `left` to be done.
     """
@@ -137,6 +138,8 @@ class Stepping(Counting):
         return bool(self.waiting or self.left)
 
     def handle(self, peer: Peer[int, int], item: int) -> int | None:
+        if item == AT_ONCE:
+            return item
         if item == NO_STEP:
             self.log.append("nothing")
         else:
@@ -227,6 +230,16 @@ def test_what_nobody_waits_for_comes_after_replies_and_items() -> None:
     watched.worker.stop()
     steps = ["launched", "waited", "launched", "told [1]", "waited", "told [2]"]
     assert watched.log == [*steps, "left over", "left over"]
+
+
+def test_a_reply_does_not_wait_for_a_step_that_nobody_waits_for() -> None:
+    """One that is there as soon as it is asked for: what is left is done after it, and after what else comes."""
+    watched = Watched(AT_ONCE, left=1)
+    watched.worker.start()
+    watched.inbox.wait_for(1)
+    assert watched.core.all_done.wait(10)
+    watched.worker.stop()
+    assert watched.log == [f"told [{AT_ONCE}]", "left over"]
 
 
 def test_a_step_that_does_nothing_meanwhile_holds_nothing_up() -> None:

@@ -16,6 +16,7 @@ from outrider.engine.drafting_verify import DraftingVerifyCore
 from outrider.engine.engine import Engine
 from outrider.engine.laps import Laps
 from outrider.engine.own_draft import OwnDraft
+from outrider.engine.verify import FEW
 from outrider.engine.worker import DeviceWorker
 from outrider.protocol.items import DraftFirst, FollowUp, Key, Open, Verified, Verify
 from outrider.sampling.verify import Judging
@@ -41,11 +42,11 @@ class Watched:
         worker: DeviceWorker[Any, Any] = DeviceWorker(self.core)
         self.peer: Any = worker.connect("test", lambda replies: None, vocabulary_size=VOCABULARY_SIZE)
         for engine, name in zip(self.engines, ("target", "draft"), strict=True):
-            monkeypatch.setattr(engine, "forward", self._seen(name, engine.forward, FORWARD_S))
-        judged = self._seen("judge", Judging.verdicts, JUDGE_S)
+            monkeypatch.setattr(engine, "forward", self.seen(name, engine.forward, FORWARD_S))
+        judged = self.seen("judge", Judging.verdicts, JUDGE_S)
         monkeypatch.setattr(Judging, "verdicts", judged)
 
-    def _seen(self, name: str, call: Callable[..., Any], takes_s: float) -> Callable[..., Any]:
+    def seen(self, name: str, call: Callable[..., Any], takes_s: float) -> Callable[..., Any]:
         def seen(*args: Any) -> Any:
             self.log.append(name)
             self.now += takes_s
@@ -66,9 +67,9 @@ class Watched:
         while self.core.busy:
             self.step()
 
-    def open(self) -> None:
+    def open(self, number: int = 1) -> None:
         params = SamplingParams(temperature=0.8)
-        self.handle(Open(Key(1, 1, BASE), PROMPT, BASE, BASE + 60, params, Rule.MATCH, seed=1))
+        self.handle(Open(Key(number, 1, BASE), PROMPT, BASE, BASE + 60, params, Rule.MATCH, seed=1))
 
 
 @pytest.fixture(name="watched")
@@ -102,6 +103,20 @@ def test_where_a_device_computes_replies_leave_once_it_does(watched: Watched, mo
         assert watched.log == [name, "meanwhile"]
     watched.step()
     assert watched.log == ["target", "meanwhile", "judge"]
+
+
+@pytest.mark.parametrize("count", [1, FEW, FEW + 1])
+def test_a_verifiers_few_replies_leave_before_its_draws_are_launched(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(Engine, "computes_apart", True)
+    monkeypatch.setattr(Judging, "__init__", watched.seen("draws", Judging.__init__, 0.0))
+    for number in range(1, count + 1):
+        watched.open(number)
+        watched.handle(Verify(Key(number, 1, BASE), BASE, (), NO_PROPOSAL))
+    watched.step()
+    rest = ["meanwhile", "draws"] if count <= FEW else ["draws", "meanwhile"]
+    assert watched.log == ["target", *rest, "judge"]
 
 
 def test_a_step_that_fails_leaves_nothing_to_the_next(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
