@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
@@ -18,12 +18,13 @@ from outrider.engine.core import Launched, ReplicaCore
 from outrider.engine.drawn import Drawn
 from outrider.engine.engine import Engine
 from outrider.engine.foresight import Foresight
+from outrider.engine.grower import Grower, replies_of, stop
 from outrider.engine.guess import Drafting, DraftSession, Growing, Guess
 from outrider.engine.laps import Span
 from outrider.engine.schedule import Demand
 from outrider.engine.sequence import NO_TREE
 from outrider.engine.session_rows import by_session, of_sessions
-from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply
+from outrider.engine.sessions import ItemRefused, ReplicaPeer, Reply, Request
 from outrider.engine.worker import nothing
 from outrider.errors import InvalidArgument
 from outrider.protocol.items import DraftAhead, Drafted, DraftedAhead, DraftFirst, FailureCode, Key, Propose, Verify
@@ -45,9 +46,15 @@ class DraftCore(ReplicaCore[Drafting]):
         engine.prepare_chains()
         self.on_chains: Callable[[ChainsUnderWay], None] = lambda chains: None
         """Called while chains are drawn without the host between."""
+        self._grower = Grower(engine, self.fail)
         self._ahead = NOBODY  # while their pass is launched
         self.span = Span(engine.device)
         """Of the last pass, and the chains drawn after it, if there were."""
+
+    def handle(self, peer: ReplicaPeer, item: Request) -> Reply | None:
+        """See `ReplicaCore`."""
+        self._grower.collect()
+        return super().handle(peer, item)
 
     def start_round(self, session: DraftSession, item: Verify | Propose | DraftAhead) -> Reply | None:
         """Begin to guess; the proposal comes from a later step."""
@@ -75,12 +82,13 @@ class DraftCore(ReplicaCore[Drafting]):
 
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[ReplicaPeer, Reply]]:
         """See `Core`; as many passes as tokens are wanted, where nobody waits for anything but branches to grow."""
+        self._grower.collect()
         if self.awaited:
-            self._stop([each for each in self.sessions if each.work and each.work.steps_left])
+            stop([each for each in self.sessions if each.work and each.work.steps_left])
         if growing := self._growing_alone():
             meanwhile()
             try:
-                replies = self._grow(growing)
+                replies = self._grower.grow(growing)
             except Exception as error:
                 return self.fail_all(growing, error)
             if replies or not self.awaited:
@@ -136,8 +144,8 @@ class DraftCore(ReplicaCore[Drafting]):
                 work.take_ranked(session, ranked[index])
             else:
                 work.take(session, drafted[index])
-            replies += _replies(session, work)
-        return replies + self._grow([each for each in sessions if each.work and each.work.awaited])
+            replies += replies_of(session, work)
+        return replies + self._grower.grow([each for each in sessions if each.work and each.work.awaited])
 
     def _ranked(
         self, sessions: Sequence[DraftSession], works: Sequence[Drafting], logits: torch.Tensor
@@ -221,7 +229,7 @@ class DraftCore(ReplicaCore[Drafting]):
             if chains.steps > 1:
                 sequence.extend(drawn[:-1][: sequence.max_length - len(sequence.cached)], NO_TREE)
             work.take_chain(session, its)
-            replies += _replies(session, work)
+            replies += replies_of(session, work)
         return replies
 
     def draft_ahead(self, feeds: Ahead, guesses: Mapping[DraftSession, Guess], drawn: Drawn) -> ChainsUnderWay | None:
@@ -266,37 +274,6 @@ class DraftCore(ReplicaCore[Drafting]):
             return self.refusal(Key(session.number, session.epoch, base), error)
         return None
 
-    def _grow(self, sessions: Sequence[DraftSession]) -> list[tuple[ReplicaPeer, Reply]]:
-        """Take guesses and branches as far as all of them want, if it can be without the host between.
-
-        Sessions in which nothing can be drawn fail.
-        """
-        growing = [(each, each.work) for each in sessions if each.work and each.work.steps_left]
-        growing = [its for its in growing if is_plain(its[0].sampling) and its[1].most_siblings <= MOST_BESIDE]
-        if not growing:
-            return []
-        steps = min(work.steps_left for _, work in growing)
-        growths = [work.growth(session) for session, work in growing]
-        if (chains := self.engine.grow(growths, steps)) is None:
-            self._stop(session for session, _ in growing)
-            return []
-        replies: list[tuple[ReplicaPeer, Reply]] = []
-        stop = 0
-        for entry, ((session, work), growth) in enumerate(zip(growing, growths, strict=True)):
-            start, stop = stop, stop + len(growth.newest)
-            if not all(math.isfinite(score) for row in chains.scores for score in row[start:stop]):
-                replies.append(self.fail(session, UnusableLogits([entry])))
-                continue
-            work.take_grown(session, [row[start:stop] for row in chains.ranked])
-            replies += _replies(session, work)
-        return replies
-
-    def _stop(self, sessions: Iterable[DraftSession]) -> None:
-        """End the rounds of those that draft on while nobody waits for it."""
-        for session in sessions:
-            if session.work and not session.work.awaited:
-                session.work = None
-
     def _check(self, session: DraftSession, max_tokens: int, siblings: tuple[int, ...]) -> None:
         """Raise InvalidArgument for a wish that cannot be met, ItemRefused where there is no more context."""
         validate_wish(max_tokens, siblings, session.sampling.rule, most=self.max_proposal)
@@ -330,17 +307,7 @@ class DraftCore(ReplicaCore[Drafting]):
             earlier = session.foresaw
             if not (isinstance(earlier, Foresight) and work.begin_after(earlier, session)):
                 session.sequence.align(session.history, len(session.sequence.cached))
-        return next((reply for _, reply in _replies(session, work)), None)  # there may be nothing to draft for
-
-
-def _replies(session: DraftSession, work: Drafting) -> list[tuple[ReplicaPeer, Reply]]:
-    """The reply, if the work has come so far."""
-    reply = work.reply(session)
-    if work.is_over(session):
-        session.work = None
-    if isinstance(reply, DraftedAhead):
-        session.foresaw = work
-    return [] if reply is None else [(session.peer, reply)]
+        return next((reply for _, reply in replies_of(session, work)), None)  # there may be nothing to draft for
 
 
 def _outgrown(session: DraftSession) -> ItemRefused:

@@ -19,7 +19,7 @@ from outrider.engine.memory import GIB, default_kv_bytes
 from outrider.engine.model import LoadedModel
 from outrider.engine.options import EngineOptions
 from outrider.engine.probe import LayerCall, probe_calls
-from outrider.engine.runner import Chains, DrawingChains, Growth, Runner, Stem, make_runner
+from outrider.engine.runner import Chains, DrawingChains, Grown, Growth, Runner, Stem, make_runner
 from outrider.engine.selfcheck import CHECK_LENGTH, SelfCheck
 from outrider.engine.sequence import NO_TREE, KvSequence
 from outrider.errors import InvalidArgument, ModelLoadError, ResourceExhausted
@@ -148,22 +148,23 @@ class Engine:
         return self._run.chains(stems, states, logits, steps, beside, backs)
 
     @torch.inference_mode()
-    def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
+    def grow(self, growths: Sequence[Growth], steps: int, *, more: bool = False) -> Grown | None:
         """Draw `steps` tokens after each branch, one after another, all branches of all growths side by side.
 
         The states are plain. All tokens but the last drawn join the trees in flight, or the cache's chain; what is
-        drawn where nothing can be is some token. None where the host has to take every step.
+        drawn where nothing can be is some token. With `more` the last ones join them too, and what follows these is
+        being drawn when this returns. None where the host has to take every step.
         """
         for growth in growths:
-            growth.sequence.check_room(steps * len(growth.newest))
+            growth.sequence.check_room((steps + more) * len(growth.newest))
         self._store.apply(self._moves)
-        found = self._run.grow(growths, steps)
+        found = self._run.grow(growths, steps, more=more)
         if found is None:
             return None
-        start = 0
+        start, drawn = 0, found.chains.tokens if more else found.chains.tokens[:-1]
         for growth in growths:
             stop = start + len(growth.newest)
-            rows = [growth.newest, *(tokens[start:stop] for tokens in found.tokens[:-1])]
+            rows = [growth.newest, *(tokens[start:stop] for tokens in drawn)]
             if growth.joins:
                 growth.sequence.extend(list(chain.from_iterable(rows)), NO_TREE)
             else:

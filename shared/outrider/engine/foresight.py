@@ -48,6 +48,7 @@ class Foresight:
         self._told = False
         self._alone = alone
         self._grew_apart = False  # the branches, without the host between their tokens
+        self._ending: list[Branch] = []  # those whose last pass is under way
 
     @property
     def ranks(self) -> int:
@@ -123,11 +124,7 @@ class Foresight:
         if self._branches is None:
             self._begin(session, ranked)
         elif self._told:
-            first = len(session.sequence.tree) - len(self._growing)
-            for leaf, (branch, tokens) in enumerate(zip(self._growing, ranked, strict=True), start=first):
-                branch.leaf = leaf
-                branch.ranked.append(tokens)
-            self._growing = self._drafted_on(session) if self._alone and self._grew_apart else []
+            self._rank_last(session, self._growing, ranked)
         else:
             for branch, tokens in zip(self._growing, ranked, strict=True):
                 branch.add_ranked(tokens)
@@ -139,14 +136,21 @@ class Foresight:
             branch.add(token)
         self._grown(session)
 
-    def take_grown(self, session: DraftSession, steps: Sequence[Sequence[Ranked]]) -> None:
+    def ends_alone(self, session: DraftSession) -> bool:
+        """The last pass follows the others at once where the session has the draft to itself."""
+        left = session.sequence.max_length - len(session.sequence.cached) - len(session.sequence.tree)
+        has_room = left >= (self.steps_left + 1) * len(self._growing)
+        return self._alone and self._ranks_all and has_room and not self._told
+
+    def take_grown(self, session: DraftSession, steps: Sequence[Sequence[Ranked]], *, more: bool) -> None:
         """Several tokens for each branch, [steps][branches], each followed by the next likeliest of its place.
 
-        A branch that has ended on the way was run all the same.
+        A branch that has ended on the way was run all the same. `more`: the last pass is under way.
         """
         self._grew_apart = True
+        self._ending = self._growing if more else []
         size = len(self._growing)
-        first = len(session.sequence.tree) - len(steps) * size
+        first = len(session.sequence.tree) - (len(steps) + more) * size
         for place, (branch, ranked) in enumerate(zip(self._growing, zip(*steps, strict=True), strict=True)):
             taken = branch.add_until(ranked, self._max_tokens, session.stop_token_ids)
             branch.leaf = first + (taken - 1) * size + place
@@ -160,7 +164,8 @@ class Foresight:
         if self._ranks_all:
             last = [branch for branch in self._branches if branch.newest not in session.stop_token_ids]
             taken = len(session.sequence.cached) + len(session.sequence.tree)
-            self._growing = last if taken + len(last) <= session.sequence.max_length else []
+            has_room = bool(self._ending) or taken + len(last) <= session.sequence.max_length
+            self._growing = last if has_room else []
         return DraftedAhead(session.key, tuple(branch.foreseen for branch in self._branches))
 
     @property
@@ -201,6 +206,19 @@ class Foresight:
         self._branches, self._growing = [found[each] for each in wanted], []
         self._grew_apart = True
         return True
+
+    def take_more(self, session: DraftSession, ranked: Sequence[Ranked]) -> None:
+        """What the last pass ranked, where it followed the others at once."""
+        self._rank_last(session, self._ending, ranked)
+
+    def _rank_last(self, session: DraftSession, branches: Sequence[Branch], ranked: Sequence[Ranked]) -> None:
+        """What follows the newest tokens of `branches`, which are the last in the cache."""
+        first = len(session.sequence.tree) - len(branches)
+        for leaf, (branch, tokens) in enumerate(zip(branches, ranked, strict=True), start=first):
+            if branch.newest not in session.stop_token_ids:
+                branch.leaf = leaf
+                branch.ranked.append(tokens)
+        self._growing = self._drafted_on(session) if self._alone and self._grew_apart else []
 
     def _drafted_on(self, session: DraftSession) -> list[Branch]:
         """What the round after this one may come to, if it is what one of the likeliest branches proposes.

@@ -64,8 +64,11 @@ class Drafting(Protocol):
     def growth(self, session: Session[Drafting]) -> Growth:
         """The tokens that it has so far, as something that grows on the device. They are not run yet."""
 
-    def take_grown(self, session: Session[Drafting], steps: Sequence[Sequence[tuple[int, ...]]]) -> None:
-        """Take in the ranked tokens of several passes over the growth, [steps][branches]."""
+    def ends_alone(self, session: Session[Drafting]) -> bool:
+        """Whether one step beyond what is left may follow at once, for which nobody waits: there is nobody else."""
+
+    def take_grown(self, session: Session[Drafting], steps: Sequence[Sequence[tuple[int, ...]]], *, more: bool) -> None:
+        """Take in the ranked tokens of several passes over the growth, [steps][branches]; one `more` is under way."""
 
     def reply(self, session: Session[Drafting]) -> Drafted | DraftedAhead | None:
         """The result, when it is there."""
@@ -195,7 +198,11 @@ class Guess:
         """The newest guess; it and what follows join the chain in the cache."""
         return Growth(session.sequence, session.sampling, (self.growing.tokens[-1],), (ROOT,), joins=True)
 
-    def take_grown(self, session: DraftSession, steps: Sequence[Sequence[tuple[int, ...]]]) -> None:
+    def ends_alone(self, session: DraftSession) -> bool:
+        """It ends with its last token."""
+        return False
+
+    def take_grown(self, session: DraftSession, steps: Sequence[Sequence[tuple[int, ...]]], *, more: bool) -> None:
         """As many of the tokens as there are until it has ended."""
         self.take_chain(session, [ranked for (ranked,) in steps])
 

@@ -45,6 +45,13 @@ class Chains:
         return sorted({place for row in self.scores for place, score in enumerate(row) if not math.isfinite(score)})
 
 
+class Grown(NamedTuple):
+    """What branches grew by."""
+
+    chains: Chains
+    more: DrawingChains | None = None  # one step further, if that was wanted
+
+
 class Stem(NamedTuple):
     """What tokens of a session are drawn after."""
 
@@ -120,7 +127,7 @@ class Runner(Protocol):
         """See `Engine.settle`; only where passes take what is drawn."""
         ...
 
-    def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
+    def grow(self, growths: Sequence[Growth], steps: int, *, more: bool = False) -> Grown | None:
         """See `Engine.grow`; None where the host has to take every step."""
         ...
 
@@ -166,7 +173,7 @@ class GeneralRunner:
         """See `Runner`."""
         raise AssertionError("no pass takes what is drawn")
 
-    def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
+    def grow(self, growths: Sequence[Growth], steps: int, *, more: bool = False) -> Grown | None:
         """See `Runner`: the host takes every step."""
         return None
 

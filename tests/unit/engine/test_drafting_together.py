@@ -19,7 +19,7 @@ from outrider.engine.batch import Feed
 from outrider.engine.draft import DraftCore
 from outrider.engine.drawn import BACK, BEFORE, NEXT, Drawn, Guessed, settled
 from outrider.engine.engine import Engine
-from outrider.engine.runner import Chains, Growth, Runner, Stem
+from outrider.engine.runner import Chains, Grown, Growth, Runner, Stem
 from outrider.engine.sequence import NO_TREE
 from outrider.protocol.items import DraftAhead, Drafted, DraftedAhead, Failed, Key, Propose
 from outrider.sampling.draft import DraftRow
@@ -86,11 +86,11 @@ class Stepwise:
             found.append(self.rank(self(feeds), states, places))
         return DrawnAlready(joined(found))
 
-    def grow(self, growths: Sequence[Growth], steps: int) -> Chains:
+    def grow(self, growths: Sequence[Growth], steps: int, *, more: bool = False) -> Grown:
         found: list[Chains] = []
         rows = [[growth.newest] for growth in growths]
         states = [growth.state for growth in growths]
-        for _ in range(steps):
+        for _ in range(steps + more):
             feeds, positions = [], []
             for growth, own in zip(growths, rows, strict=True):
                 tree, size = growth.grown(own), len(growth.newest)
@@ -100,7 +100,7 @@ class Stepwise:
             tokens = iter(found[-1].tokens[0])
             for own in rows:
                 own.append(tuple(next(tokens) for _ in own[0]))
-        return joined(found)
+        return Grown(joined(found[:steps]), DrawnAlready(joined(found[steps:])) if more else None)
 
 
 class DrawnAlready(NamedTuple):

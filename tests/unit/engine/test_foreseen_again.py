@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from outrider.acceptance.params import Rule
 from outrider.acceptance.tree import TokenTree
+from outrider.engine.runner import Grown
 from outrider.engine.sequence import NO_TREE
 from outrider.protocol.items import Advance, Close, DraftAhead, DraftedAhead, Failed, Foreseen, Key, Propose
 from outrider.sampling.plain import MOST_BESIDE
@@ -126,11 +128,14 @@ def test_a_round_that_was_drafted_ahead_takes_a_pass_less(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_session_that_has_the_draft_to_itself_is_drafted_on_for(tiny_model: TinyModel, temperature: float) -> None:
-    """The likeliest outcome's own outcomes are there before they are asked for, round after round; others' are not."""
+    """The likeliest outcome's own outcomes are there before they are asked for, round after round; others' are not.
+
+    Where branches have to grow the last pass follows at once.
+    """
     life, tree = Life(quick_draft, tiny_model("llama"), Rule.MATCH, {"temperature": temperature}), CHAIN
     for turn in range(6):
         foreseen = life.ahead(tree, (1, 1, 1, 5)).foreseen
-        assert life.passes == (1 + LENGTH if turn == 0 else 0 if turn % 3 else LENGTH)
+        assert life.passes == (1 + LENGTH + 1 if turn == 0 else 0 if turn % 3 else LENGTH + 1)
         likely = next(each for each in foreseen if each.node == len(tree) - 1)
         tree = life.follow(tree, foreseen[-1] if turn % 3 == 2 else likely)
 
@@ -138,7 +143,7 @@ def test_a_session_that_has_the_draft_to_itself_is_drafted_on_for(tiny_model: Ti
 def test_what_is_drafted_on_for_is_a_little_more_than_was_wanted(tiny_model: TinyModel) -> None:
     """One more at each place. Where more or longer ones are wanted all are drafted again."""
     life, tree = Life(quick_draft, tiny_model("llama"), Rule.MATCH, {"temperature": 0.9}), CHAIN
-    for wanted, passes in [((0, 0, 0, 2), 4), ((1, 1, 1, 3), 0), ((2, 1, 1, 1), 0), ((2, 1, 3, 1), LENGTH)]:
+    for wanted, passes in [((0, 0, 0, 2), 5), ((1, 1, 1, 3), 0), ((2, 1, 1, 1), 0), ((2, 1, 3, 1), LENGTH + 1)]:
         foreseen = life.ahead(tree, wanted).foreseen
         assert life.passes == passes
         tree = life.follow(tree, next(each for each in foreseen if each.node == len(tree) - 1))
@@ -149,7 +154,6 @@ def test_who_drafts_on_gives_way(tiny_model: TinyModel) -> None:
     life = Life(quick_draft, tiny_model("llama"), Rule.MATCH, {"temperature": 0.9})
     core = life.draft.core
     tree = life.follow(CHAIN, life.ahead(CHAIN, last=False).foreseen[-1])
-    core.step()  # the last pass
     assert core.busy
     assert not core.awaited
     life.share()
@@ -160,6 +164,34 @@ def test_who_drafts_on_gives_way(tiny_model: TinyModel) -> None:
     assert life.run.passes == LENGTH  # of the other's guess
     life.ahead(tree)
     assert life.passes == LENGTH
+
+
+@pytest.mark.parametrize("room", range(4, 24, 2))
+def test_the_end_of_the_room_is_the_end_of_what_is_drafted_on(tiny_model: TinyModel, room: int) -> None:
+    life, tree = Life(quick_draft, tiny_model("llama"), Rule.MATCH, {"temperature": 0.9}, room=room), CHAIN
+    while life.limit - len(life.history) > len(tree):
+        foreseen = life.ahead(tree).foreseen
+        if not foreseen:
+            break
+        tree = life.follow(tree, foreseen[-1])
+
+
+def test_what_cannot_be_drawn_after_the_newest_tokens_does_no_harm(tiny_model: TinyModel) -> None:
+    """It is found out when it is asked for; the round that was told of goes on."""
+    life = Life(quick_draft, tiny_model("llama"), Rule.MATCH, {"temperature": 0.9})
+    grow = life.run.grow
+
+    def unusable_at_last(*arguments: Any, more: bool = False) -> Grown:
+        found = grow(*arguments, more=more)
+        if more:
+            found.more.chains.scores[0][0] = math.nan
+        return found
+
+    with mock.patch.object(life.run, "grow", unusable_at_last):
+        tree = life.follow(CHAIN, life.ahead(CHAIN).foreseen[-1])
+    assert not life.draft.core.busy
+    life.ahead(tree)
+    assert life.passes == 1 + LENGTH + 1
 
 
 @both

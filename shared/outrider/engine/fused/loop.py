@@ -116,8 +116,13 @@ class Draws:
         self._given = torch.zeros(KEY_WORDS + 1, rows, dtype=torch.int32, device=device)
         self._host_given = torch.zeros(KEY_WORDS + 1, rows, dtype=torch.int32, pin_memory=pinned)
         self._drawn = torch.zeros(2 + MOST_BESIDE, rows, dtype=torch.int32, device=device)
-        self._host_found = torch.zeros(COMMON_STEPS * (2 + MOST_BESIDE) * rows, dtype=torch.int32, pin_memory=pinned)
-        self._arrived: torch.cuda.Event | None = None
+        size = (2 + MOST_BESIDE) * rows
+        self._host_found = [
+            torch.zeros(steps * size, dtype=torch.int32, pin_memory=pinned) for steps in (COMMON_STEPS, 1)
+        ]
+        self._arrived: list[torch.cuda.Event | None] = (
+            [torch.cuda.Event() for _ in self._host_found] if pinned else [None, None]
+        )
         self.memory = DrawMemory(rows, width, device)
 
     def keys(self, rows: int) -> Tensor:
@@ -144,19 +149,18 @@ class Draws:
         """[steps, 2 + MOST_BESIDE, rows or more] for draws; those of each step begin at an aligned address."""
         return self._drawn.new_empty(steps, 2 + MOST_BESIDE, -(-rows // ALIGNED) * ALIGNED)
 
-    def sent(self, found: Tensor, rows: int, beside: int = MOST_BESIDE) -> Sent:
+    def sent(self, found: Tensor, rows: int, beside: int = MOST_BESIDE, way: int = 0) -> Sent:
         """Begin to bring the draws `found`, which lie in a `room`, to the host; so many `rows` count.
 
-        Of what stands beside a token, the first `beside` are told.
+        Of what stands beside a token, the first `beside` are told. There are two ways, for those that travel at a time.
         """
-        size = found.numel()
-        common = size <= len(self._host_found)
-        host = (self._host_found[:size] if common else found.new_empty(size, device="cpu")).view(found.shape)
+        size, memory, arrived = found.numel(), self._host_found[way], self._arrived[way]
+        common = size <= len(memory)
+        host = (memory[:size] if common else found.new_empty(size, device="cpu")).view(found.shape)
         host.copy_(found, non_blocking=True)
-        if found.is_cuda:
-            self._arrived = self._arrived or torch.cuda.Event()
-            self._arrived.record()
-        return Sent(Drawn(found.view(-1), found.stride(0)), host[:, :, :rows], beside, self._arrived)
+        if arrived is not None:
+            arrived.record()
+        return Sent(Drawn(found.view(-1), found.stride(0)), host[:, :, :rows], beside, arrived)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from outrider.engine.drawn import BACK, Drawn, Guessed, settled
 from outrider.engine.fused.borders import TALL_FROM
 from outrider.engine.fused.capture import recorded
 from outrider.engine.fused.decoder import FusedDecoder
-from outrider.engine.fused.loop import MOST_SESSIONS, Draws, advance, look_up
+from outrider.engine.fused.loop import MOST_SESSIONS, Draws, Sent, advance, look_up
 from outrider.engine.fused.plan import Plan, PlanBuffer, Shape
 from outrider.engine.fused.settle import move_back, settle
-from outrider.engine.runner import Chains, DrawingChains, Growth, Stem
+from outrider.engine.runner import Chains, DrawingChains, Grown, Growth, Stem
 from outrider.sampling.device_draw import KEY_WORDS, DrawMemory, draw_into
 from outrider.sampling.state import SamplingState
 from outrider.telemetry.logs import get_logger
@@ -96,21 +96,24 @@ class FusedRunner:
             found[step, :, :count] = drawn
         return draws.sent(found, count, beside)
 
-    def grow(self, growths: Sequence[Growth], steps: int) -> Chains | None:
+    def grow(self, growths: Sequence[Growth], steps: int, *, more: bool = False) -> Grown | None:
         """See `Runner`. The host writes the plan of a pass while the one before runs, and waits once, at the end."""
         counts = [len(growth.newest) for growth in growths]
-        count = sum(counts)
-        if count > MOST_SESSIONS or not self._plans.fits([growth.feed(steps - 1) for growth in growths]):
+        count, passes = sum(counts), steps + more
+        if count > MOST_SESSIONS or not self._plans.fits([growth.feed(passes - 1) for growth in growths]):
             return None
         draws = self._draws or self.prepare_chains()
         draws.set_keys([growth.state for growth in growths], counts)
-        found = draws.room(steps, count)
+        found = draws.room(passes, count)
+        sent: list[Sent] = []
         ids: Tensor | None = None  # the first pass's are known
-        for step, drawn in enumerate(found[:, :, :count]):
-            plan, logits = self._launch([growth.feed(step) for growth in growths], ids)
+        for step, drawn in enumerate(found[:, :, :count], start=1):
+            plan, logits = self._launch([growth.feed(step - 1) for growth in growths], ids)
             draw_into(drawn, self._named(logits), draws.keys(count), plan.positions, 1, draws.memory)
             ids = drawn[0]
-        return draws.sent(found, count).collected()
+            if step >= steps:
+                sent.append(draws.sent(found[steps:] if sent else found[:steps], count, way=len(sent)))
+        return Grown(sent[0].collected(), *sent[1:])
 
     def rank(
         self, logits: Tensor, states: Sequence[SamplingState], positions: Sequence[Sequence[int]]
