@@ -27,8 +27,12 @@ from outrider.protocol.items import DraftAhead, DraftedAhead
 from outrider.sampling.draft import DraftedToken, DraftRow
 from outrider.sampling.plain import MOST_BESIDE
 
-ON_ROWS = 48
+ON_ROWS = 64
 """Most branches that are drafted on: a pass over so many rows takes little longer than one over few."""
+
+
+NEARLY = 0.75
+"""Part of the wanted outcomes that have to have been drafted for to be told without the others."""
 
 
 class Foresight:
@@ -191,19 +195,21 @@ class Foresight:
         return False
 
     def _take_over(self, grown: Sequence[Branch], earlier: Foresight, session: DraftSession) -> bool:
-        """Take what `earlier` drafted on for this round, `grown`, where it is all that is wanted; else change nothing.
+        """Take what `earlier` drafted on for this round, `grown`, where it is nearly all that is wanted.
 
-        In the cache it stands after what is in flight.
+        The rest are the least likely outcomes, which are shared out otherwise from round to round: to tell of them too
+        would hold up the others. In the cache it stands after what is in flight. Else nothing is changed.
         """
         size, found = len(self._in_flight), {(each.node, each.next_token): each for each in grown}
         alike = (self._max_tokens, self._siblings) == (earlier._max_tokens, earlier._siblings)
         complete = grown and len(session.sequence.tree) == size + len(grown) * self._max_tokens
         wanted = [(each.node, each.next_token) for each in self._branches or ()]
-        if not (alike and complete and found.keys() >= set(wanted)):
+        there = [found[each] for each in wanted if each in found]
+        if not (alike and complete and len(there) >= NEARLY * len(wanted)):
             return False
         for place, each in enumerate(grown, start=size):  # a token of each, then the next of each
             each.leaf = place + (len(each.tokens) - 1) * len(grown)
-        self._branches, self._growing = [found[each] for each in wanted], []
+        self._branches, self._growing = there, []
         self._grew_apart = True
         return True
 
@@ -223,7 +229,7 @@ class Foresight:
     def _drafted_on(self, session: DraftSession) -> list[Branch]:
         """What the round after this one may come to, if it is what one of the likeliest branches proposes.
 
-        One more outcome at each place than was wanted in this round: those of the next may be shared out otherwise.
+        As many outcomes at each place as were wanted in this round.
         """
         room = (
             session.sequence.max_length - len(session.sequence.cached) - len(session.sequence.tree)
@@ -235,8 +241,7 @@ class Foresight:
                 continue
             in_flight = TokenTree.chain(branch.tokens)
             nodes = session.sequence.tree.path(branch.leaf)[-size - 1 :]
-            wanted = [each + 1 for each in self._wanted]
-            after = outcomes(in_flight, branch.ranked, wanted, self._siblings, stop_ids, nodes)
+            after = outcomes(in_flight, branch.ranked, self._wanted, self._siblings, stop_ids, nodes)
             if len(begun) + len(after) > most:
                 break
             branch.after = after
