@@ -16,6 +16,10 @@ PLAIN_OLD = 200
 """Rounds without a plain one after which the time of those is measured again."""
 OLD = 500
 """The same for rounds that propose, and for drafts."""
+AHEAD_OLD = 48
+"""The same for drafting ahead, which is given up where it does not pay; twice as long each time it still does not."""
+AHEAD_PAYS = 16
+"""Rounds in a row for which that was drafted ahead, after which it is taken to pay."""
 SURVEY_EVERY = 25
 """Of so many proposals one has another length than the best, to see whether that is still the best."""
 LOAD_STEP = 0.7
@@ -75,6 +79,7 @@ class RoundCosts:
         self._draft = TimeCurve(through_origin=True)
         self._ahead = TimeCurve(through_origin=True)
         self._ahead_times, self._ahead_last = 0, 0
+        self._ahead_old = AHEAD_OLD
         self._hits = HitRates()
         self.slack = Slack()
         self._rounds = 0  # observed ones, with and without a proposal
@@ -119,8 +124,13 @@ class RoundCosts:
 
         Where the draft is not done in time, the round waits: for it, and for what it says to reach the verifier.
         """
+        if self._rounds - self._ahead_last >= self._ahead_old:
+            self._ahead.restart()
+            self._ahead_times, self._ahead_old = 0, min(2 * self._ahead_old, OLD)
         self._ahead.observe(drafted, milliseconds)
         self._ahead_times, self._ahead_last = self._ahead_times + 1, self._rounds
+        if self._ahead_times >= AHEAD_PAYS:
+            self._ahead_old = AHEAD_OLD
 
     def observe_lookup(self, drafted: int, hit: bool, milliseconds: float | None, step_ms: float = 0.0) -> None:
         """Whether the outcome of a round was among those that `drafted` tokens each had been drafted ahead for.
@@ -138,8 +148,11 @@ class RoundCosts:
 
     @property
     def known_ahead(self) -> bool:
-        """False while drafting ahead was timed too seldom, or too long ago."""
-        return self._ahead_times >= ENOUGH and self._rounds - self._ahead_last < OLD
+        """False while drafting ahead was timed too seldom, or too long ago.
+
+        What it took while others' prompts were read would otherwise speak against it for good.
+        """
+        return self._ahead_times >= ENOUGH and self._rounds - self._ahead_last < self._ahead_old
 
     def table(self, longest: int) -> CostTable:
         """What is known now, for proposals of up to `longest` tokens."""

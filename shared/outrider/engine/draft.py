@@ -84,7 +84,11 @@ class DraftCore(ReplicaCore[Drafting]):
         """See `Core`; as many passes as tokens are wanted, where nobody waits for anything but branches to grow."""
         self._grower.collect()
         if self.awaited:
-            stop([each for each in self.sessions if each.work and each.work.steps_left])
+            stop(self.sessions)
+        else:
+            self._grower.go_on(self.sessions)
+            if not self.busy:
+                return []
         if growing := self._growing_alone():
             meanwhile()
             try:

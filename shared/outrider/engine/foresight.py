@@ -27,9 +27,8 @@ from outrider.protocol.items import DraftAhead, DraftedAhead
 from outrider.sampling.draft import DraftedToken, DraftRow
 from outrider.sampling.plain import MOST_BESIDE
 
-ON_ROWS = 64
+ON_ROWS = 48
 """Most branches that are drafted on: a pass over so many rows takes little longer than one over few."""
-
 
 NEARLY = 0.75
 """Part of the wanted outcomes that have to have been drafted for to be told without the others."""
@@ -53,6 +52,7 @@ class Foresight:
         self._alone = alone
         self._grew_apart = False  # the branches, without the host between their tokens
         self._ending: list[Branch] = []  # those whose last pass is under way
+        self._is_due = self._drafts_on = False  # to be drafted on, and begun to be
 
     @property
     def ranks(self) -> int:
@@ -144,7 +144,7 @@ class Foresight:
         """The last pass follows the others at once where the session has the draft to itself."""
         left = session.sequence.max_length - len(session.sequence.cached) - len(session.sequence.tree)
         has_room = left >= (self.steps_left + 1) * len(self._growing)
-        return self._alone and self._ranks_all and has_room and not self._told
+        return self._alone and self._ranks_all and has_room
 
     def take_grown(self, session: DraftSession, steps: Sequence[Sequence[Ranked]], *, more: bool) -> None:
         """Several tokens for each branch, [steps][branches], each followed by the next likeliest of its place.
@@ -165,11 +165,10 @@ class Foresight:
         if self._branches is None or self._growing or self._told:
             return None
         self._told = True
-        if self._ranks_all:
+        if self._ranks_all and not (self._ending or self._is_due):
             last = [branch for branch in self._branches if branch.newest not in session.stop_token_ids]
             taken = len(session.sequence.cached) + len(session.sequence.tree)
-            has_room = bool(self._ending) or taken + len(last) <= session.sequence.max_length
-            self._growing = last if has_room else []
+            self._growing = last if taken + len(last) <= session.sequence.max_length else []
         return DraftedAhead(session.key, tuple(branch.foreseen for branch in self._branches))
 
     @property
@@ -179,7 +178,12 @@ class Foresight:
 
     def is_over(self, session: DraftSession) -> bool:
         """After its last pass, and what is drafted on."""
-        return self._told and not self._growing
+        return self._told and not (self._growing or self._ending or self._is_due)
+
+    @property
+    def beyond(self) -> bool:
+        """Whether only drafting on is left of it."""
+        return self._is_due or self._drafts_on
 
     def begin_after(self, earlier: Foresight, session: DraftSession) -> bool:
         """Begin the branches by what `earlier` ranked, if this round is what it proposed. All of it is in the cache."""
@@ -189,33 +193,38 @@ class Foresight:
             if ranked is not None:
                 if enough := self._knows_enough(ranked):
                     self._begin(session, ranked)
-                    if not self._take_over(branch.after, earlier, session):
+                    if not self._take_over(branch, earlier, session):
                         session.sequence.trim(len(in_flight))
                 return enough
         return False
 
-    def _take_over(self, grown: Sequence[Branch], earlier: Foresight, session: DraftSession) -> bool:
-        """Take what `earlier` drafted on for this round, `grown`, where it is nearly all that is wanted.
+    def _take_over(self, before: Branch, earlier: Foresight, session: DraftSession) -> bool:
+        """Take what `earlier` drafted on for this round, which `before` proposed, if it is nearly all that is wanted.
 
         The rest are the least likely outcomes, which are shared out otherwise from round to round: to tell of them too
         would hold up the others. In the cache it stands after what is in flight. Else nothing is changed.
         """
-        size, found = len(self._in_flight), {(each.node, each.next_token): each for each in grown}
+        size, grown = len(self._in_flight), before.after
         alike = (self._max_tokens, self._siblings) == (earlier._max_tokens, earlier._siblings)
-        complete = grown and len(session.sequence.tree) == size + len(grown) * self._max_tokens
+        if not (grown and alike and size == len(before.tokens)):
+            return False
+        passes, rest = divmod(len(session.sequence.tree) - size, len(grown))
+        found = {(each.node, each.next_token): each for each in grown if each.tokens}
         wanted = [(each.node, each.next_token) for each in self._branches or ()]
         there = [found[each] for each in wanted if each in found]
-        if not (alike and complete and len(there) >= NEARLY * len(wanted)):
+        if rest or passes < self._max_tokens or len(there) < NEARLY * len(wanted):
             return False
+        ranked = passes > self._max_tokens  # what follows the newest tokens too
         for place, each in enumerate(grown, start=size):  # a token of each, then the next of each
-            each.leaf = place + (len(each.tokens) - 1) * len(grown)
+            each.leaf = place + (len(each.tokens) - (not ranked)) * len(grown)
         self._branches, self._growing = there, []
-        self._grew_apart = True
+        self._grew_apart, self._is_due = True, ranked
         return True
 
     def take_more(self, session: DraftSession, ranked: Sequence[Ranked]) -> None:
         """What the last pass ranked, where it followed the others at once."""
-        self._rank_last(session, self._ending, ranked)
+        ending, self._ending = self._ending, []
+        self._rank_last(session, ending, ranked)
 
     def _rank_last(self, session: DraftSession, branches: Sequence[Branch], ranked: Sequence[Ranked]) -> None:
         """What follows the newest tokens of `branches`, which are the last in the cache."""
@@ -224,18 +233,23 @@ class Foresight:
             if branch.newest not in session.stop_token_ids:
                 branch.leaf = leaf
                 branch.ranked.append(tokens)
-        self._growing = self._drafted_on(session) if self._alone and self._grew_apart else []
+        self._growing = []
+        self._is_due = self._grew_apart and not self._drafts_on
 
-    def _drafted_on(self, session: DraftSession) -> list[Branch]:
-        """What the round after this one may come to, if it is what one of the likeliest branches proposes.
+    def go_on(self, session: DraftSession) -> None:
+        """Draft on, if that is due: begin what the round after this one may come to.
 
-        As many outcomes at each place as were wanted in this round.
+        If that is what one of the likeliest branches proposes; as many outcomes at each place as were wanted in this
+        round.
         """
+        if not self._is_due:
+            return
+        self._is_due, self._drafts_on = False, True
         room = (
             session.sequence.max_length - len(session.sequence.cached) - len(session.sequence.tree)
         ) // self._max_tokens
         most, begun, stop_ids = min(ON_ROWS, room), list[Branch](), session.stop_token_ids
-        for branch in likeliest(self._branches or ()):
+        for branch in likeliest(self._branches or ()) if self._alone else ():
             size = len(branch.tokens)
             if branch.growing.siblings or len(branch.ranked) <= size or len(self._wanted) != size + 1:
                 continue
@@ -246,7 +260,7 @@ class Foresight:
                 break
             branch.after = after
             begun += after
-        return begun
+        self._growing = begun
 
     def _knows_enough(self, ranked: Sequence[Ranked]) -> bool:
         following = Counter(self._in_flight.parents)

@@ -36,7 +36,8 @@ class Grower:
     def grow(self, sessions: Sequence[DraftSession]) -> list[tuple[ReplicaPeer, Reply]]:
         """As many tokens as all of `sessions` want that can grow; the replies of the rounds that are done.
 
-        Sessions in which nothing can be drawn fail. `collect` comes before.
+        Sessions in which nothing can be drawn fail; what nobody waits for is given up then, for whoever asks for it
+        finds that out. `collect` comes before.
         """
         growing = [(each, each.work) for each in sessions if each.work and each.work.steps_left]
         growing = [its for its in growing if is_plain(its[0].sampling) and its[1].most_siblings <= MOST_BESIDE]
@@ -53,13 +54,24 @@ class Grower:
         for entry, ((session, work), growth) in enumerate(zip(growing, growths, strict=True)):
             start, end = end, end + len(growth.newest)
             if not _usable(grown.chains, start, end):
-                replies.append(self._fail(session, UnusableLogits([entry])))
+                if work.awaited:
+                    replies.append(self._fail(session, UnusableLogits([entry])))
+                else:
+                    session.work = None
                 continue
             work.take_grown(session, [row[start:end] for row in grown.chains.ranked], more=more)
             replies += replies_of(session, work)
             if grown.more is not None and isinstance(work, Foresight):
                 self._more = _More(session, work, grown.more)
         return replies
+
+    def go_on(self, sessions: Iterable[DraftSession]) -> None:
+        """Nobody waits for anything: draft on where that is due."""
+        for session in sessions:
+            if isinstance(work := session.work, Foresight):
+                work.go_on(session)
+                if work.is_over(session):
+                    session.work = None
 
     def collect(self) -> None:
         """Take in the step beyond what was wanted, if there is one. Waits for it."""
@@ -70,7 +82,7 @@ class Grower:
         if session.freed or session.work is not work:
             return
         if not _usable(found, 0, None):
-            session.work = None  # that nothing can be drawn there is found out when it is asked for
+            session.work = None
             return
         work.take_more(session, found.ranked[0])
         if work.is_over(session):
@@ -88,9 +100,9 @@ def replies_of(session: DraftSession, work: Drafting) -> list[tuple[ReplicaPeer,
 
 
 def stop(sessions: Iterable[DraftSession]) -> None:
-    """End the rounds of those that draft on while nobody waits for it."""
+    """End the rounds of which only drafting on is left."""
     for session in sessions:
-        if session.work and not session.work.awaited:
+        if isinstance(session.work, Foresight) and session.work.beyond:
             session.work = None
 
 

@@ -133,7 +133,9 @@ def test_a_round_that_was_drafted_ahead_takes_a_pass_less(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_session_that_has_the_draft_to_itself_is_drafted_on_for(tiny_model: TinyModel, temperature: float) -> None:
+def test_a_session_that_has_the_draft_to_itself_is_drafted_on_for(
+    tiny_model: TinyModel, caplog: pytest.LogCaptureFixture, temperature: float
+) -> None:
     """The likeliest outcome's own outcomes are there before they are asked for, round after round; others' are not.
 
     Where branches have to grow the last pass follows at once.
@@ -144,6 +146,7 @@ def test_a_session_that_has_the_draft_to_itself_is_drafted_on_for(tiny_model: Ti
         assert life.passes == (1 + LENGTH + 1 if turn == 0 else 0 if turn % 3 else LENGTH + 1)
         likely = next(each for each in foreseen if each.node == len(tree) - 1)
         tree = life.follow(tree, foreseen[-1] if turn % 3 == 2 else likely)
+    assert "failed" not in caplog.text
 
 
 def test_what_was_drafted_on_for_is_told_where_it_is_nearly_all_that_is_wanted(tiny_model: TinyModel) -> None:
@@ -202,8 +205,26 @@ def test_what_cannot_be_drawn_after_the_newest_tokens_does_no_harm(tiny_model: T
     with mock.patch.object(life.run, "grow", unusable_at_last):
         tree = life.follow(CHAIN, life.ahead(CHAIN).foreseen[-1])
     assert not life.draft.core.busy
-    life.ahead(tree)
+    tree = life.follow(tree, life.ahead(tree).foreseen[-1])
     assert life.passes == 1 + LENGTH + 1
+    life.ahead(tree)
+    assert life.passes == 0
+
+
+def test_what_cannot_be_drawn_where_nobody_asked_is_given_up(tiny_model: TinyModel) -> None:
+    life = Life(quick_draft, tiny_model("llama"), Rule.MATCH, {"temperature": 0.9})
+    tree = life.follow(CHAIN, life.ahead(CHAIN, last=False).foreseen[-1])
+    grow = life.run.grow
+
+    def unusable(*arguments: Any, more: bool = False) -> Grown:
+        found = grow(*arguments, more=more)
+        found.chains.scores[-1][-1] = math.nan
+        return found
+
+    with mock.patch.object(life.run, "grow", unusable):
+        assert life.draft.run() == []
+    life.ahead(tree)
+    assert life.passes == LENGTH + 1
 
 
 @both

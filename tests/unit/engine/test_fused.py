@@ -220,17 +220,19 @@ def test_a_guess_and_what_is_drafted_ahead_share_their_passes(tiny_model: TinyMo
 
 
 def test_what_was_drafted_ahead_grows_on_without_a_word_of_the_host(tiny_model: TinyModel) -> None:
-    """Where it is in flight next: no pass comes before the first tokens of the branches."""
+    """Where it is in flight next: no pass comes before the first tokens of the branches, and then none at all."""
     history, known, in_flight = PROMPT, len(PROMPT), TokenTree.chain((40,))
     ours, theirs = (Draft(DraftCore(each, max_proposal=15, lease_s=60)) for each in both_engines(tiny_model("llama")))
     for draft in (ours, theirs):
         draft.open(1, PROMPT, Rule.MATCH, {"temperature": 0.8})
-    for turn in range(2):
+    for turn in range(3):
         branches = (1,) * (1 + len(in_flight))
         item = DraftAhead(Key(1, 1, len(history)), known, history[known:], in_flight, 2, branches)
         with mock.patch.object(ours.core.engine, "forward", wraps=ours.core.engine.forward) as forward:
-            assert ours.core.handle(ours.peer, item) is None
-            ((_, reply),) = ours.core.step()
+            if (reply := ours.core.handle(ours.peer, item)) is None:
+                ((_, reply),) = ours.core.step()
+            else:
+                assert turn == 2
             assert forward.call_count == (turn == 0)
             assert ours.run() == []
         (expected,) = theirs.run(item)
