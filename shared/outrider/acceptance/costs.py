@@ -124,9 +124,12 @@ class RoundCosts:
 
         Where the draft is not done in time, the round waits: for it, and for what it says to reach the verifier.
         """
-        if self._rounds - self._ahead_last >= self._ahead_old:
+        since = self._rounds - self._ahead_last
+        if since >= self._ahead_old:
             self._ahead.restart()
             self._ahead_times, self._ahead_old = 0, min(2 * self._ahead_old, OLD)
+        elif since > AHEAD_PAYS:
+            self._ahead_times = min(self._ahead_times, ENOUGH)
         self._ahead.observe(drafted, milliseconds)
         self._ahead_times, self._ahead_last = self._ahead_times + 1, self._rounds
         if self._ahead_times >= AHEAD_PAYS:

@@ -58,6 +58,39 @@ def test_a_draft_too_slow_to_be_hidden_does_not_work_ahead() -> None:
     assert one.look_ahead(LONGEST) == 0
 
 
+def given_up(now_ms: float) -> list[int]:
+    """In which of 1,000 rounds it drafts ahead once it took 60 ms for a while and takes `now_ms` a token since."""
+    costs = RoundCosts()
+    one = DraftControl(costs, Policy())
+    asked: list[int] = []
+    for turn in range(1020):
+        length = one.decide({Source.MODEL: 1}, LONGEST).length
+        ahead = one.look_ahead(LONGEST)
+        one.record(Round(length, length, length + 1, 2.0 * length or None, 10.0))
+        if turn % 50 == 0:
+            costs.observe_verify(0, 10.0)  # what a plain round takes stays known
+        if ahead:
+            costs.observe_ahead(ahead, 60.0 if turn < 20 else ahead * now_ms)
+            asked += [turn - 20] if turn >= 20 else []
+    return asked
+
+
+def test_drafting_ahead_that_was_given_up_is_soon_tried_again() -> None:
+    """What it took while prompts were read says nothing of later rounds."""
+    asked = given_up(now_ms=2.0)
+    assert asked[0] < 60
+    assert len(asked) > 900
+
+
+def test_the_longer_drafting_ahead_does_not_pay_the_more_seldom_it_is_tried() -> None:
+    asked = given_up(now_ms=40.0)
+    assert len(asked) < 20
+    tries = [turn for before, turn in pairwise([-100, *asked]) if turn - before > 1]
+    waits = [later - earlier for earlier, later in pairwise(tries)]
+    assert len(waits) >= 2
+    assert all(later > 1.5 * earlier for earlier, later in pairwise(waits))
+
+
 def test_what_does_not_pay_when_it_is_asked_for_can_pay_ahead() -> None:
     """At 7 ms a token no guess is worth its time; hidden, one token costs nothing."""
     one = control(verify_ms=10, draft_ms=9.5, ahead_ms=7, acceptance=0.6, policy=Policy(fallback_acceptance=0.0))
