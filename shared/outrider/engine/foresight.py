@@ -245,10 +245,8 @@ class Foresight:
         if not self._is_due:
             return
         self._is_due, self._drafts_on = False, True
-        room = (
-            session.sequence.max_length - len(session.sequence.cached) - len(session.sequence.tree)
-        ) // self._max_tokens
-        most, begun, stop_ids = min(ON_ROWS, room), list[Branch](), session.stop_token_ids
+        left = session.sequence.max_length - len(session.sequence.cached) - len(session.sequence.tree)
+        most, begun, stop_ids = min(ON_ROWS, left // (self._max_tokens + 1)), list[Branch](), session.stop_token_ids
         for branch in likeliest(self._branches or ()) if self._alone else ():
             size = len(branch.tokens)
             if branch.growing.siblings or len(branch.ranked) <= size or len(self._wanted) != size + 1:
