@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from outrider.acceptance.ahead_times import AheadTimes
 from outrider.acceptance.curve import ENOUGH, TimeCurve
 from outrider.acceptance.expected_costs import ExpectedCosts
 from outrider.acceptance.hit_rates import HitRates
@@ -77,7 +78,7 @@ class RoundCosts:
         self._here = self._loads[0]
         self._expected: ExpectedCosts | None = None  # where replicas have told what their passes take
         self._draft = TimeCurve(through_origin=True)
-        self._ahead = TimeCurve(through_origin=True)
+        self._ahead = AheadTimes()
         self._ahead_times, self._ahead_last = 0, 0
         self._ahead_old = AHEAD_OLD
         self._hits = HitRates()
@@ -160,9 +161,11 @@ class RoundCosts:
     def table(self, longest: int) -> CostTable:
         """What is known now, for proposals of up to `longest` tokens."""
         if self._expected is None:
-            return CostTable(self._here.verify.times(longest), self._draft.times(longest), self._ahead.times(longest))
-        verify, draft = self._expected.times(longest)
-        return CostTable(verify, draft or self._draft.times(longest), self._ahead.times(longest))
+            verify, draft = self._here.verify.times(longest), self._draft.times(longest)
+        else:
+            verify, draft = self._expected.times(longest)
+            draft = draft or self._draft.times(longest)
+        return CostTable(verify, draft, self._ahead.times(longest, draft))
 
     def by_rows(self) -> list[tuple[float, float]]:
         """Rows and milliseconds of passes in which all sessions propose as much, in order; empty: nobody told."""

@@ -91,6 +91,25 @@ def test_the_longer_drafting_ahead_does_not_pay_the_more_seldom_it_is_tried() ->
     assert all(later > 1.5 * earlier for earlier, later in pairwise(waits))
 
 
+def test_rounds_that_are_as_long_whatever_is_drafted_ahead_speak_for_more_of_it() -> None:
+    """As with several sessions, whose passes take turns. Before, there was one; and while others began it took long."""
+    costs = RoundCosts()
+    one = DraftControl(costs, Policy())
+    asked: list[int] = []
+    for turn in range(300):
+        alone, begins = turn < 100, 100 <= turn < 112
+        length = one.decide({Source.MODEL: 1}, LONGEST).length
+        ahead = one.look_ahead(LONGEST)
+        stood = min(length, (3, 1, 8, 0, 2, 4)[turn % 6])
+        one.record(Round(length, stood, stood + 1, 1.0 + 1.2 * length if length else None, 5.0 if alone else 9.0))
+        costs.observe_verify(0, 4.2 if alone else 5.0)
+        if ahead:
+            costs.observe_ahead(ahead, 25.0 if begins else max(4.6 if alone else 9.0, 1.9 * ahead))
+        asked.append(ahead)
+    assert min(asked[50:100]) >= 2
+    assert sum(length >= 2 for length in asked[112:]) > 120
+
+
 def test_what_does_not_pay_when_it_is_asked_for_can_pay_ahead() -> None:
     """At 7 ms a token no guess is worth its time; hidden, one token costs nothing."""
     one = control(verify_ms=10, draft_ms=9.5, ahead_ms=7, acceptance=0.6, policy=Policy(fallback_acceptance=0.0))
