@@ -212,9 +212,9 @@ class Foresight:
         found = {(each.node, each.next_token): each for each in grown if each.tokens}
         wanted = [(each.node, each.next_token) for each in self._branches or ()]
         there = [found[each] for each in wanted if each in found]
-        if rest or passes < self._max_tokens or len(there) < NEARLY * len(wanted):
+        ranked = passes == self._max_tokens + 1  # what follows the newest tokens too
+        if rest or not (ranked or passes == self._max_tokens) or len(there) < NEARLY * len(wanted):
             return False
-        ranked = passes > self._max_tokens  # what follows the newest tokens too
         for place, each in enumerate(grown, start=size):  # a token of each, then the next of each
             each.leaf = place + (len(each.tokens) - (not ranked)) * len(grown)
         self._branches, self._growing = there, []
