@@ -26,6 +26,7 @@ from outrider.engine.schedule import Demand
 from outrider.protocol.items import DraftAhead, DraftedAhead
 from outrider.sampling.draft import DraftedToken, DraftRow
 from outrider.sampling.plain import MOST_BESIDE
+from outrider.telemetry import metrics
 
 ON_ROWS = 48
 """Most branches that are drafted on: a pass over so many rows takes little longer than one over few."""
@@ -154,6 +155,8 @@ class Foresight:
         self._grew_apart = True
         self._ending = self._growing if more else []
         size = len(self._growing)
+        if self._drafts_on:
+            metrics.drafted_on.add(len(steps) * size, {"state": "drawn"})
         first = len(session.sequence.tree) - (len(steps) + more) * size
         for place, (branch, ranked) in enumerate(zip(self._growing, zip(*steps, strict=True), strict=True)):
             taken = branch.add_until(ranked, self._max_tokens, session.stop_token_ids)
@@ -217,6 +220,7 @@ class Foresight:
             return False
         for place, each in enumerate(grown, start=size):  # a token of each, then the next of each
             each.leaf = place + (len(each.tokens) - (not ranked)) * len(grown)
+        metrics.drafted_on.add(sum(len(each.tokens) for each in there), {"state": "told"})
         self._branches, self._growing = there, []
         self._grew_apart, self._is_due = True, ranked
         return True

@@ -36,6 +36,11 @@ look_ups = _meter.create_counter(
 drafted_ahead = _meter.create_counter(
     "outrider.look_ahead.tokens", unit="{token}", description="Tokens drafted ahead, used or not"
 )
+drafted_on = _meter.create_counter(
+    "outrider.look_ahead.drafted_on",
+    unit="{token}",
+    description="Tokens that a draft drew before it was asked for them: drawn, and of these told later",
+)
 preemptions = _meter.create_counter(
     "outrider.preemptions", unit="{session}", description="Sessions that gave their KV up for another client's"
 )

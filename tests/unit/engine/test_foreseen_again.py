@@ -18,6 +18,7 @@ from outrider.engine.runner import Grown
 from outrider.engine.sequence import NO_TREE
 from outrider.protocol.items import Advance, Close, DraftAhead, DraftedAhead, Failed, Foreseen, Key, Propose
 from outrider.sampling.plain import MOST_BESIDE
+from outrider.telemetry import metrics
 from tests.conftest import TinyModel
 from tests.tiny_models import VOCABULARY_SIZE
 from tests.unit.engine.engines import random_tokens
@@ -162,6 +163,22 @@ def test_what_was_drafted_on_for_is_told_where_it_is_nearly_all_that_is_wanted(t
         foreseen = life.ahead(tree, wanted).foreseen
         assert (life.passes, len(foreseen)) == (passes, count)
         tree = life.follow(tree, next(each for each in foreseen if each.node == len(tree) - 1))
+
+
+def test_what_is_drafted_on_is_counted(tiny_model: TinyModel) -> None:
+    """All of it that is drawn, and what is told of it later."""
+    life, tree = Life(quick_draft, tiny_model("llama"), Rule.MATCH, {"temperature": 0.9}), CHAIN
+    with mock.patch.object(metrics, "drafted_on") as counter:
+        likely = life.ahead(tree).foreseen[-2]
+        drawn = sum(call.args[0] for call in counter.add.call_args_list)
+        assert all(call.args[1] == {"state": "drawn"} for call in counter.add.call_args_list)
+        assert drawn % LENGTH == 0
+        counter.reset_mock()
+        tree = life.follow(tree, likely)
+        foreseen = life.ahead(tree, last=False).foreseen
+    told = sum(len(each.proposal) for each in foreseen)
+    assert counter.add.call_args_list == [mock.call(told, {"state": "told"})]
+    assert 0 < told <= drawn
 
 
 def test_who_drafts_on_gives_way(tiny_model: TinyModel) -> None:
