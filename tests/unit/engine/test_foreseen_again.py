@@ -330,7 +330,7 @@ def test_whatever_comes_next_it_is_what_a_new_session_is_told(tiny_model: TinyMo
     while life.limit - len(life.history) > len(tree) + 3:
         branches = tuple(numbers.choices((0, 1, 2, 3), k=len(tree) + 1))
         foreseen = life.ahead(tree, branches if any(branches) else None, last=numbers.random() < 0.8).foreseen
-        quicker += 0 < life.passes <= LENGTH
+        quicker += bool(foreseen) and life.passes <= LENGTH
         if foreseen and numbers.random() < 0.8:
             tree = life.follow(tree, numbers.choice(foreseen))
             tree = numbers.choice((tree, tree, tree, TokenTree.chain(tree.tokens[:2]), NO_TREE))
@@ -343,3 +343,37 @@ def test_whatever_comes_next_it_is_what_a_new_session_is_told(tiny_model: TinyMo
         life.history = life.history[: life.limit - 1]
     if rule is Rule.MATCH:
         assert quicker
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_comes_next_what_was_drafted_on_is_what_a_new_session_is_told(
+    tiny_model: TinyModel, seed: int
+) -> None:
+    """Likely and unlikely outcomes, other numbers of them, shorter proposals, guesses, and others on the draft."""
+    numbers = random.Random(seed)
+    temperature = numbers.choice([0.0, 0.7, 1.0])
+    life, tree = Life(quick_draft, tiny_model("llama"), Rule.MATCH, {"temperature": temperature}, room=180), CHAIN
+    at_once, shared, branches = 0, False, (1, 1, 1, 3)
+    while life.limit - len(life.history) > len(tree) + 3:
+        if len(branches) != len(tree) + 1 or numbers.random() < 0.3:
+            branches = (*numbers.choices((0, 1, 2), k=len(tree)), numbers.randint(1, 4))
+        foreseen = life.ahead(tree, branches, last=numbers.random() < 0.9).foreseen
+        at_once += bool(foreseen) and not life.passes
+        if numbers.random() < 0.1:
+            shared = not shared
+            if shared:
+                life.share()
+            else:
+                life.draft.run(Close(Key(2, 1, len(PROMPT))))
+        if foreseen and numbers.random() < 0.9:
+            likely = [each for each in foreseen if each.node == len(tree) - 1] or foreseen
+            tree = life.follow(tree, likely[0] if numbers.random() < 0.7 else numbers.choice(foreseen))
+            tree = TokenTree.chain(tree.tokens[:2]) if numbers.random() < 0.1 else tree
+        else:
+            life.history = (*life.history, *random_tokens(numbers.randint(1, 4), seed=numbers.randint(0, 99)))
+            tree = CHAIN
+            if numbers.random() < 0.5 and len(life.history) < life.limit:
+                tree = life.draft.propose(1, life.history, life.known, 3).tree
+                life.known = len(life.history)
+        life.history = life.history[: life.limit - 1]
+    assert at_once
