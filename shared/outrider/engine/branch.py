@@ -86,10 +86,8 @@ def outcomes(
     found: list[Branch] = []
     for node, (tokens, count) in enumerate(zip(ranked, wanted, strict=True), start=ROOT):
         if count:
-            path, leaf = (
-                tuple(in_flight.tokens[each] for each in in_flight.path(node)),
-                nodes[node + 1] if nodes else node,
-            )
+            path = tuple(in_flight.tokens[each] for each in in_flight.path(node))
+            leaf = nodes[node + 1] if nodes else node
             others = [token for token in tokens if token not in there[node] and token not in stop_ids]
             found += [Branch(node, path, token, Growing(siblings), leaf) for token in others[:count]]
     return found
