@@ -238,7 +238,7 @@ class Foresight:
                 branch.leaf = leaf
                 branch.ranked.append(tokens)
         self._growing = []
-        self._is_due = self._grew_apart and not self._drafts_on
+        self._is_due = self._alone and self._grew_apart and not self._drafts_on
 
     def go_on(self, session: DraftSession) -> None:
         """Draft on, if that is due: begin what the round after this one may come to.
