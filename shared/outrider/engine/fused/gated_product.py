@@ -10,7 +10,8 @@ from torch import Tensor
 
 from outrider.engine.fused.gate import gated, silu_times
 from outrider.engine.fused.launch import fetch, let_next_start, overlap_options, wait
-from outrider.engine.fused.product import FEW_ROWS, FastestProduct, Product, StreamProduct, Tile
+from outrider.engine.fused.product import FEW_ROWS, FastestProduct, Product, StreamProduct, Tile, can_stream
+from outrider.engine.fused.ring_product import RingProduct, RingTile, gated_ring_tile, usable
 
 
 class GatedProduct(Protocol):
@@ -90,9 +91,10 @@ class StreamGated:
 
     row_bytes = 0
 
-    def __init__(self, weight: Tensor, tile: Tile | None = None) -> None:
+    def __init__(self, weight: Tensor, tile: Tile | RingTile | None = None) -> None:
         """`tile`: the one to use for any number of rows, to measure it."""
         self._weight = weight
+        self._ring = RingProduct(weight, gated=True) if can_stream(weight) and usable(weight.device) else None
         self._tile = tile
         self._options: dict[str, Any] = overlap_options(weight.device)
 
@@ -100,7 +102,12 @@ class StreamGated:
         """See `GatedProduct`."""
         rows, depth = x.shape
         columns = len(self._weight) // 2
-        tile = self._tile or gated_tile(rows, depth)
+        ring = None if self._ring is None else gated_ring_tile(rows, depth)
+        tile = self._tile or ring or gated_tile(rows, depth)
+        if isinstance(tile, RingTile):
+            assert self._ring is not None
+            self._ring(x, output, tile)
+            return
         _stream_gated[(triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns))](
             x,
             self._weight,

@@ -1,8 +1,10 @@
 """The matrix products: x W^T for a few rows, bound by reading W once.
 
 `LibraryProduct` is cuBLAS. `StreamProduct` is a kernel of ours whose blocks begin to fetch their share of the weights
-while the kernel before them still runs, and whose sum over K is cut at the same places for every number of rows.
-`FastestProduct` takes the one for few rows and the other for many, where the same bits are not asked for.
+while the kernel before them still runs, and whose sum over K is cut at the same places for every number of rows. On
+Hopper it has two more, with the same bits: `outrider.engine.fused.ring_product` for few rows and
+`outrider.engine.fused.tall_product` for many. `FastestProduct` takes the one for few rows and the other for many, where
+the same bits are not asked for.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.engine.fused.launch import fetch, overlap_options
+from outrider.engine.fused.ring_product import RingProduct, RingTile, ring_tile, usable
 from outrider.engine.fused.tall_product import TallProduct, TallTile, can_be_tall, crowded
 
 
@@ -140,7 +143,7 @@ def can_stream(weight: Tensor) -> bool:
 class StreamProduct:
     """Our own; a Triton kernel. A row's result does not depend on how many rows there are."""
 
-    def __init__(self, weight: Tensor, tile: Tile | TallTile | None = None, *, whole: bool = False) -> None:
+    def __init__(self, weight: Tensor, tile: Tile | RingTile | TallTile | None = None, *, whole: bool = False) -> None:
         """`tile`: the one to use for any number of rows, to measure it. `whole`: do not cut the sums."""
         columns, depth = weight.shape
         self.parts = 1 if whole else parts_of(columns, depth)
@@ -151,7 +154,8 @@ class StreamProduct:
         """For more than `FEW_ROWS` rows, if it is there."""
         if isinstance(tile, TallTile) or (tile is None and can_be_tall(weight)):
             self.tall = TallProduct(weight, self.parts, tile)
-        self._tile = tile if isinstance(tile, Tile) else None
+        self._ring = RingProduct(weight, self.parts) if can_stream(weight) and usable(weight.device) else None
+        self._tile = None if isinstance(tile, TallTile) else tile
         self._options: dict[str, Any] = overlap_options(weight.device)
 
     def __call__(self, x: Tensor, memory: Tensor) -> Tensor:
@@ -161,7 +165,11 @@ class StreamProduct:
         output = memory.view(self._kind)[: parts * rows * columns].view(parts, rows, columns)
         if rows > FEW_ROWS and self.tall is not None:
             return self.tall(x, output)
-        tile = self._tile or tile_for(rows, columns, depth, parts)
+        tile = self._tile or self._ring_tile(rows, depth) or tile_for(rows, columns, depth, parts)
+        if isinstance(tile, RingTile):
+            assert self._ring is not None
+            self._ring(x, output, tile)
+            return output
         _stream[(triton.cdiv(rows, tile.rows), triton.cdiv(columns, tile.columns), parts)](
             x,
             self.weight,
@@ -179,6 +187,9 @@ class StreamProduct:
             **self._options,
         )
         return output
+
+    def _ring_tile(self, rows: int, depth: int) -> RingTile | None:
+        return None if self._ring is None else ring_tile(rows, len(self.weight), depth, self.parts)
 
 
 class FastestProduct:
