@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from outrider.engine.worker import FEW, DeviceWorker, Peer, nothing
+from outrider.engine.worker import FEW_ITEMS, DeviceWorker, Peer, nothing
 
 
 class Counting:
@@ -205,7 +205,7 @@ def test_replies_wait_for_the_pass_of_what_came_while_their_own_ran() -> None:
     assert watched.log == ["launched", "waited", "launched", "told [1]", "waited", "told [2]"]
 
 
-@pytest.mark.parametrize(("items", "told"), [(1, -1), (FEW, -1), (FEW + 1, 2)])
+@pytest.mark.parametrize(("items", "told"), [(1, -1), (FEW_ITEMS, -1), (FEW_ITEMS + 1, 2)])
 def test_replies_wait_for_a_few_items_at_most_and_not_once_these_have_begun_nothing(items: int, told: int) -> None:
     watched = Watched(1)
     watched.core.release.clear()

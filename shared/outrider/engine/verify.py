@@ -35,7 +35,7 @@ from outrider.sampling.verify import Judging, VerifyRows
 RECENT = 8
 """Passes that tell whether they are launched before their turn as a rule."""
 
-FEW = 4
+FEW_VERDICTS = 4
 """Rounds in a pass whose verdicts leave before its draws are launched: somebody may wait for them to draft.
 
 More of them would take the processor for so long that the draws come late.
@@ -79,7 +79,7 @@ class VerifyCore(ReplicaCore[VerifyRows]):
         if ahead is not None:
             return self.complete(ahead, early=True)
         launched = self.launch()
-        if 0 < len(launched.finishing) <= FEW:
+        if 0 < len(launched.finishing) <= FEW_VERDICTS:
             self.overlap()
         return self.complete(launched)
 

@@ -16,7 +16,7 @@ from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-FEW = 256
+FEW_ITEMS = 256
 """Items for which replies wait at most: soon handled."""
 
 MOMENT_S = 0.0002
@@ -200,7 +200,7 @@ class DeviceWorker(Generic[Item, Reply]):
         entries: list[_Entry[Item, Reply] | _Stop] = []
         try:
             if not self._core.awaited:
-                if not 0 < self._queued <= FEW:
+                if not 0 < self._queued <= FEW_ITEMS:
                     self._hand_over()
                 entries.append(self._inbox.get(timeout=MOMENT_S if self._core.busy else self.EXPIRY_PERIOD_S))
                 self._core.resume()

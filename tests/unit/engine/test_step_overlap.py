@@ -16,7 +16,7 @@ from outrider.engine.drafting_verify import DraftingVerifyCore
 from outrider.engine.engine import Engine
 from outrider.engine.laps import Laps
 from outrider.engine.own_draft import OwnDraft
-from outrider.engine.verify import FEW
+from outrider.engine.verify import FEW_VERDICTS
 from outrider.engine.worker import DeviceWorker
 from outrider.protocol.items import DraftFirst, FollowUp, Key, Open, Verified, Verify
 from outrider.sampling.verify import Judging
@@ -105,7 +105,7 @@ def test_where_a_device_computes_replies_leave_once_it_does(watched: Watched, mo
     assert watched.log == ["target", "meanwhile", "judge"]
 
 
-@pytest.mark.parametrize("count", [1, FEW, FEW + 1])
+@pytest.mark.parametrize("count", [1, FEW_VERDICTS, FEW_VERDICTS + 1])
 def test_a_verifiers_few_replies_leave_before_its_draws_are_launched(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
@@ -115,7 +115,7 @@ def test_a_verifiers_few_replies_leave_before_its_draws_are_launched(
         watched.open(number)
         watched.handle(Verify(Key(number, 1, BASE), BASE, (), NO_PROPOSAL))
     watched.step()
-    rest = ["meanwhile", "draws"] if count <= FEW else ["draws", "meanwhile"]
+    rest = ["meanwhile", "draws"] if count <= FEW_VERDICTS else ["draws", "meanwhile"]
     assert watched.log == ["target", *rest, "judge"]
 
 
