@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.product_in_step [--rows 16 32 64] [--seconds 150] [--out DIRECTORY]
 
-By itself such a product shows nothing: it gains while the kernels before it run (`outrider.engine.fused.ring_product`).
+What such a product gains, it gains while the kernels before it run (`outrider.engine.fused.ring_product`).
 So one product of a step is changed at a time, the others are as the engine has them, and the step's CUDA graph is
 timed: 512 tokens of context, one session. `without` is the product as it is without a ring. Tiles whose results differ
 from it in a single bit are said to.
