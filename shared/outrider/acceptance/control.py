@@ -149,7 +149,7 @@ class DraftControl:
     def look_ahead(self, longest: int) -> int:
         """How many tokens to draft ahead for each likely outcome of the round just decided; 0: none pay.
 
-        Drafting ahead takes a round no time unless it takes longer than the verification that hides it.
+        It takes a round no time where verification hides it; what rounds take was seen from verdict to verdict.
         """
         if self._fallen or Source.MODEL not in self._levels or longest < 1:
             return 0
@@ -160,7 +160,7 @@ class DraftControl:
         costs = self._costs.table(longest)
         expected = expected_accepted(self._estimates[Source.MODEL].chances(1, longest))
         rates = [
-            (1.0 + self._costs.hit_rate(length) * accepted) / max(costs.verify_ms[length], costs.ahead_ms[length])
+            (1.0 + self._costs.hit_rate(length) * accepted) / max(costs.plain_ms, costs.ahead_ms[length])
             for length, accepted in enumerate(expected, start=1)
         ]
         best = max(rates)

@@ -214,3 +214,18 @@ def test_what_follows_a_probe_depends_on_what_comes_of_it() -> None:
             assert choice == Choice(Source.MODEL, 1)
         one.record(Round(choice.length, 0, 1, choice.length * 1.0 or None, 10.0))
     assert 0 < asked < 20
+
+
+def test_rounds_are_taken_to_last_as_long_as_from_verdict_to_verdict() -> None:
+    """The way of a guess and of its verdict is hidden as well: guesses of 2 that hide are no worse than longer ones."""
+    costs = RoundCosts()
+    one = DraftControl(costs, Policy())
+    period_ms = {2: 4.4, 3: 6.2, 4: 7.4}
+    for turn in range(240):
+        length = one.decide({Source.MODEL: 1}, LONGEST).length
+        asked = 2 + turn % 3
+        accepted = next((place for place in range(length) if (turn * 7 + place * 3) % 10 >= 8), length)
+        took = 4.0 if not length else 5.8 + 0.1 * length
+        one.record(Round(length, accepted, accepted + 1, 1.0, took, True, ahead=asked, period_ms=period_ms[asked]))
+    one.decide({Source.MODEL: 1}, LONGEST)
+    assert one.look_ahead(LONGEST) == 2
