@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from outrider.engine.fused import product as products
+from outrider.engine.fused import ring_product
 from outrider.engine.fused.gated_product import StreamGated, gated_tile
 from outrider.engine.fused.product import StreamProduct, parts_of, tile_for
 from outrider.engine.fused.ring_product import RingTile, gated_ring_tile, ring_tile, usable
@@ -92,6 +94,36 @@ def test_the_kernel_compiles_for_hopper_with_weights_asked_for_before_the_wait()
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == ["compiled", str(len(tiles()))]
+
+
+def fails(device: torch.device) -> bool:
+    raise NotImplementedError("this Triton has another Gluon")
+
+
+@pytest.mark.parametrize(
+    ("capability", "tried", "expected", "said"),
+    [
+        ((9, 0), lambda device: True, True, ""),
+        ((9, 0), lambda device: False, False, "wrong here"),
+        ((9, 0), fails, False, "another Gluon"),
+        ((10, 0), fails, False, ""),
+        ((8, 0), fails, False, ""),
+    ],
+)
+def test_a_kernel_that_fails_or_is_wrong_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capability: tuple[int, int],
+    tried: Callable[[torch.device], bool],
+    expected: bool,
+    said: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(ring_product, "_is_right_on", tried)
+    assert usable.__wrapped__(torch.device("cuda", 0)) is expected
+    assert usable.__wrapped__(torch.device("cpu")) is False
+    assert len(caplog.messages) == bool(said)
+    assert said in caplog.text
 
 
 @pytest.fixture(name="device")

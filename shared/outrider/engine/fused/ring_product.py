@@ -142,15 +142,19 @@ def usable(device: torch.device) -> bool:
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         return False
-    x = torch.linspace(-1, 1, 8 * 128, dtype=torch.bfloat16, device=device).view(8, 128)
-    weight = torch.linspace(-1, 1, 64 * 128, dtype=torch.bfloat16, device=device).view(64, 128).flip(1).contiguous()
-    output = torch.full((8, 64), float("nan"), device=device)
     try:
-        RingProduct(weight)(x, output, RingTile(16, 64, 64, 2, 2, 1, 4))
-        right = torch.allclose(output.double(), x.double() @ weight.double().t(), rtol=1e-3, atol=1e-3)
+        right = _is_right_on(device)
     except Exception as error:  # whatever is amiss with it, there is another kernel
         log.warning("products that bring weights ahead are not there: %s", repr(error)[:300])
         return False
     if not right:
         log.warning("products that bring weights ahead are wrong here, and not used")
     return right
+
+
+def _is_right_on(device: torch.device) -> bool:
+    x = torch.linspace(-1, 1, 8 * 128, dtype=torch.bfloat16, device=device).view(8, 128)
+    weight = torch.linspace(-1, 1, 64 * 128, dtype=torch.bfloat16, device=device).view(64, 128).flip(1).contiguous()
+    output = torch.full((8, 64), float("nan"), device=device)
+    RingProduct(weight)(x, output, RingTile(16, 64, 64, 2, 2, 1, 4))
+    return torch.allclose(output.double(), x.double() @ weight.double().t(), rtol=1e-3, atol=1e-3)
