@@ -46,7 +46,7 @@ class CoordinatorSettings(RegistrySettings, TlsSettings, env_prefix="OUTRIDER_CO
         200, ge=1, description="Guessed tokens by which a request's guesses are judged; see fallback_acceptance."
     )
     fallback_acceptance: float = Field(
-        0.5, ge=0, le=1, description="A request of whose guessed tokens fewer stand goes on without; 0: never."
+        0.5, ge=0, le=1, description="A request of whose tried tokens fewer stand goes on without guesses; 0: never."
     )
     trees: TreeMode = Field(
         TreeMode.AUTO,

@@ -91,14 +91,15 @@ def choose(
     enough = (1.0 + margin) * rates[PLAIN]
     for source, each in chances.items():
         expected = expected_accepted(each)
+        tried = expected_tried(expected)
         more = beside.get(source)
         tables[source] = table = gains(each, more.others if more else ())
         for length, (gain, *_) in enumerate(table, start=1):
             if gain <= price:
                 break
             stand = expected[length - 1]
-            affordable = window.bears(length, stand, best=expected[0])
-            affordable = affordable and (not steady or window.sustains(length, stand))
+            affordable = window.bears(length, tried[length - 1], stand, best=expected[0])
+            affordable = affordable and (not steady or window.sustains(tried[length - 1], stand))
             if length == 1 or affordable:  # one token always is: what comes of it is for the window to judge
                 choice = Choice(source, length)
                 rates[choice] = rate(costs, choice, stand)
@@ -146,6 +147,14 @@ def expected_accepted(chances: Sequence[float]) -> tuple[float, ...]:
     E[accepted of k] = sum over d <= k of the product over i <= d of chance i (Leviathan et al. 2023, by position).
     """
     return tuple(accumulate(accumulate(chances, mul)))
+
+
+def expected_tried(expected: Sequence[float]) -> tuple[float, ...]:
+    """Expected tried tokens of a guess of 1, 2, ... tokens: those of which all before stood. See `AcceptanceWindow`.
+
+    `expected`: see `expected_accepted`.
+    """
+    return tuple(1.0 + accepted for accepted in (0.0, *expected[:-1]))
 
 
 def can_pay(costs: CostTable, source: Source, longest: int) -> bool:

@@ -12,7 +12,16 @@ from dataclasses import replace
 from itertools import accumulate, islice, pairwise, takewhile
 from operator import mul
 
-from outrider.acceptance.choice import BEGIN_MARGIN, NO_WINDOW, PLAIN, STAY_MARGIN, Choice, expected_accepted, rate
+from outrider.acceptance.choice import (
+    BEGIN_MARGIN,
+    NO_WINDOW,
+    PLAIN,
+    STAY_MARGIN,
+    Choice,
+    expected_accepted,
+    expected_tried,
+    rate,
+)
 from outrider.acceptance.costs import CostTable
 from outrider.acceptance.estimate import AcceptanceEstimate, AcceptancePool
 from outrider.acceptance.proposal import Source
@@ -101,7 +110,8 @@ class Consensus:
             self._stands_for = len(self._sessions)
             chances = self._chances(min(len(costs.draft_ms) - 1, DEEPEST))
             accepted = expected_accepted(chances)
-            borne = sum(1 for _ in takewhile(lambda each: window.sustains(*each), enumerate(accepted, start=1)))
+            both = zip(expected_tried(accepted), accepted, strict=True)
+            borne = sum(1 for _ in takewhile(lambda each: window.sustains(*each), both))
             self._depth = self._decide(costs, accepted[: max(1, borne)])
         self._stands_for -= 1
         return min(self._depth, longest) if self._may_guess(session, together) else 0

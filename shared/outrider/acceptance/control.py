@@ -336,12 +336,12 @@ class DraftControl:
             chance = self._estimates[source].chances(self._levels[source], 1)[0]
             self._fallen = chance < limit or self._probes[source].stood < RETURN
             return False
-        self._window.add(result.proposed, result.accepted)
+        self._window.add(result.proposed, result.accepted, fell=result.fell)
         if not self._window.too_low:
             return False
         self.fallback_reason = (
-            f"{self._window.acceptance:.0%} of the last {self._policy.fallback_window} guessed tokens stood, "
-            f"and less than {limit:.0%} makes a request fall back"
+            f"{self._window.acceptance:.0%} of the last {self._policy.fallback_window} guessed tokens stood, of those "
+            f"that were tried, and less than {limit:.0%} makes a request fall back"
         )
         self._fallen = True
         self._window.clear()

@@ -27,3 +27,8 @@ class Round:
     tried: int = 0  # those of them beside the first token of the chain that fell
     stood: int | None = None  # which of these stood, from 0
     tally: Tally = NO_TALLY  # of guesses of all who share the verifier, told of lately
+
+    @property
+    def fell(self) -> bool:
+        """Whether a token of the proposal was tried and did not stand, nor one beside it."""
+        return self.accepted < self.proposed and self.stood is None

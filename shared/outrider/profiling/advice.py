@@ -83,11 +83,12 @@ def _what_to_use(profile: Profile, picks: Sequence[Pick], end: int | None, by_na
         )
     else:
         lines.append(f"From {_sessions(end)} on nothing pays any more; the coordinator then decodes plainly by itself.")
-    rate = acceptance(drafter, first.length)
+    rate = merged(by_length[first.length] for by_length in drafter.chains.values()).rate_of_tried
     if rate is not None and rate < LOW_ACCEPTANCE:
         lines.append(
-            f"Of guesses of {first.length} tokens {rate:.0%} stand, below fallback_acceptance ({LOW_ACCEPTANCE:g}): the"
-            " coordinator shortens them, or decodes plainly, unless that is set lower (docs/control.md)."
+            f"Of guesses of {first.length} tokens {rate:.0%} of those tried stand, below fallback_acceptance"
+            f" ({LOW_ACCEPTANCE:g}): the coordinator shortens them, or decodes plainly, unless that is set lower"
+            " (docs/control.md)."
         )
     return lines
 

@@ -59,6 +59,12 @@ class Rounds:
         return self.accepted / self.proposed if self.proposed else None
 
     @property
+    def rate_of_tried(self) -> float | None:
+        """Accepted / tried tokens: what the coordinator's fallback goes by (`AcceptanceWindow`)."""
+        tried = self.tried.total()
+        return self.stood.total() / tried if tried else None
+
+    @property
     def length(self) -> float | None:
         """1 + accepted tokens, per round."""
         return self.tokens / self.rounds if self.rounds else None

@@ -82,8 +82,11 @@ class SimulatedSession:
         self._random = random.Random(seed)
         self._first = True
 
-    def run(self, tokens: int, chance: Chance, *, ngram: float = 0.0, model: bool = True) -> Run:
-        """Commit so many tokens more; `ngram`: how often there is a match. The clock of the run is free of noise."""
+    def run(self, tokens: int, chance: Chance, *, ngram: float = 0.0, model: bool = True, deeper: float = 1.0) -> Run:
+        """Commit so many tokens more; `ngram`: how often there is a match. The clock of the run is free of noise.
+
+        `deeper`: by what the chance of each further token of a guess is multiplied.
+        """
         run = Run()
         while run.tokens < tokens:
             levels = {Source.NGRAM: self._random.choice((2, 3, 4))} if self._random.random() < ngram else {}
@@ -91,7 +94,9 @@ class SimulatedSession:
                 levels[Source.MODEL] = 1
             choice = self._decide(levels, min(self._longest, tokens - run.tokens - 1))
             accepted = 0
-            while accepted < choice.length and self._random.random() < chance(choice.source, self.committed):
+            while accepted < choice.length and self._random.random() < (
+                chance(choice.source, self.committed) * deeper**accepted
+            ):
                 accepted += 1
             draft_ms = self.machine.draft_ms(choice.length) if choice.source is Source.MODEL else 0.0
             verify_ms = self.machine.verify_ms(choice.length)

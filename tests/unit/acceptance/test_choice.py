@@ -138,17 +138,19 @@ def test_beginning_takes_a_greater_margin_than_staying() -> None:
 
 
 def test_a_window_near_its_limit_makes_guesses_shorter() -> None:
-    costs, chances = flat(0.0, 0.01), {Source.MODEL: (0.7,) * LONGEST}
+    costs, chances = flat(0.0, 0.001), {Source.MODEL: (0.62, *(0.42,) * (LONGEST - 1))}
     window = AcceptanceWindow(20, 0.5)
     assert choose(costs, chances, window).length == LONGEST
     for _ in range(20):
-        window.add(1, len([0]) if window.acceptance < 0.55 else 0)
+        stands = window.acceptance < 0.55
+        window.add(1, int(stands), fell=not stands)
     assert choose(costs, chances, window).length < 3
 
 
 def test_one_token_is_left_even_where_the_window_cannot_be_saved() -> None:
     window = AcceptanceWindow(4, 0.5)
-    window.add(4, 0)
+    for _ in range(4):
+        window.add(1, 0, fell=True)
     assert choose(flat(0.0, 0.01), {Source.MODEL: (0.4,) * LONGEST}, window) == Choice(Source.MODEL, 1)
 
 

@@ -82,9 +82,12 @@ def test_speculation_returns_when_it_pays_again(machine: Machine, by_itself: boo
 
 
 def test_it_stops_within_a_few_rounds_when_it_no_longer_pays() -> None:
-    session = SimulatedSession(CPU, warmed(CPU), seed=2)
-    session.run(300, lambda source, place: 0.95)
-    assert session.speed(session.run(300, lambda source, place: 0.0)) > 0.97
+    speeds = []
+    for seed in range(4):
+        session = SimulatedSession(CPU, warmed(CPU), seed=seed)
+        session.run(300, lambda source, place: 0.95)
+        speeds.append(session.speed(session.run(300, lambda source, place: 0.0)))
+    assert sum(speeds) / len(speeds) > 0.97
 
 
 @pytest.mark.parametrize(("better", "worse"), [(Source.NGRAM, Source.MODEL), (Source.MODEL, Source.NGRAM)])
@@ -213,10 +216,10 @@ def test_a_fixed_length_is_kept_whatever_comes_of_it() -> None:
 def test_a_request_whose_guesses_fall_falls_back_and_says_so() -> None:
     """On a machine where even rare hits pay, so that the costs alone would go on."""
     session = SimulatedSession(GPU, warmed(GPU), seed=1)
-    assert SimulatedSession(GPU, warmed(GPU), seed=1, policy=NO_FALLBACK).run(600, _third).falls == 0
-    run = session.run(600, _third)
+    assert SimulatedSession(GPU, warmed(GPU), seed=1, policy=NO_FALLBACK).run(900, _third).falls == 0
+    run = session.run(900, _third)
     assert run.falls == 1
-    assert "of the last 200 guessed tokens stood" in session.control.fallback_reason
+    assert "of the last 200 guessed tokens stood, of those that were tried" in session.control.fallback_reason
     after = session.run(300, _third)
     assert after.choices[PLAIN] > 0.9 * after.choices.total()
 
@@ -224,7 +227,7 @@ def test_a_request_whose_guesses_fall_falls_back_and_says_so() -> None:
 @pytest.mark.parametrize("by_itself", [False, True])
 def test_it_comes_back_after_a_fallback_when_guesses_stand_again(by_itself: bool) -> None:
     session = SimulatedSession(GPU, warmed(GPU), seed=1, by_itself=by_itself)
-    assert session.run(800, _third).falls == 1
+    assert session.run(1300, _third).falls == 1
     session.run(300, lambda source, place: 0.95)
     assert session.speed(session.run(600, lambda source, place: 0.95)) > 0.9 * GPU.best_speed(0.95, 4)
 
@@ -243,13 +246,25 @@ def test_the_window_judges_only_once_it_is_full() -> None:
     assert session.run(300, _third).falls == 0
 
 
+@pytest.mark.parametrize("chance", [0.65, 0.7, 0.8])
+def test_long_guesses_bring_no_request_to_its_limit(chance: float) -> None:
+    """Where 7 of 10 tokens stand, of a guess of 5 only 1.9 do: what comes after one that falls is not tried."""
+    machine = Machine(plain_ms=10, verify=0.01, draft=0.05)
+    costs = [warmed(machine, longest=8, seed=seed) for seed in range(6)]
+    sessions = [SimulatedSession(machine, each, longest=8, seed=seed) for seed, each in enumerate(costs)]
+    runs = [session.run(1500, lambda source, place: chance) for session in sessions]
+    assert sum(run.falls for run in runs) == 0
+    speeds = [session.speed(run) for session, run in zip(sessions, runs, strict=True)]
+    assert sum(speeds) / len(speeds) > 0.95 * machine.best_speed(chance, 8)
+
+
 def test_guesses_get_shorter_before_a_request_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """7 of 10 tokens stand, but of a guess of 4 only 1.8: acceptance .44, and the guess pays all the same."""
+    """7 of 10 first tokens stand, but few after them: of the tried ones of a guess of 4 less than half."""
+    machine = Machine(plain_ms=10, verify=0.0, draft=0.01)
 
     def falls() -> int:
-        return sum(
-            SimulatedSession(GPU, warmed(GPU), seed=seed).run(700, lambda source, place: 0.7).falls for seed in range(6)
-        )
+        sessions = [SimulatedSession(machine, warmed(machine), seed=seed) for seed in range(6)]
+        return sum(session.run(900, lambda source, place: 0.7, deeper=0.4).falls for session in sessions)
 
     shortened = falls()
     monkeypatch.setattr(AcceptanceWindow, "bears", lambda *_, **__: True)
