@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -12,6 +13,8 @@ from tests import interpreter  # noqa: F401 (before anything that may import Tri
 import torch  # isort: skip
 from hypothesis import settings
 
+from outrider.engine import replica
+from tests.times_of_rounds import measured_once
 from tests.tiny_models import save_model
 
 TinyModel = Callable[..., Path]
@@ -34,3 +37,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
         return save_model(name, home / label, **options)
 
     return directory
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _rounds_are_timed_once() -> Iterator[None]:
+    """Starting a replica takes a second or two of measuring, and tests start the same ones hundreds of times."""
+    with mock.patch.object(replica, "_times_of", measured_once(replica._times_of)):
+        yield

@@ -19,7 +19,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.client import Client
 from outrider_cli.cluster import LocalCluster
-from outrider_cli.process import ServiceFailed
 from tests.conftest import TinyModel
 
 PROMPT = "again and again and again"
@@ -68,6 +67,13 @@ def wait_for_the_draft(client: Client) -> None:
     while not client.model_info().drafts:
         assert time.monotonic() < deadline, "the coordinator did not come back to the draft"
         time.sleep(0.05)
+
+
+def start(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A module with its arguments, which are to end it."""
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=120, check=False, cwd=folder
+    )
 
 
 def test_every_drafter_gives_the_same_answer(client: Client, expected: tuple[int, ...]) -> None:
@@ -164,23 +170,25 @@ def test_a_service_drains_on_sigterm(tiny_model: TinyModel) -> None:
     ids=["no such model", "no model", "unknown flag", "no verifier"],
 )
 def test_case_30_what_cannot_start_says_why(arguments: list[str], words: str, tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
-    )
+    run = start(*arguments, folder=tmp_path)
     assert run.returncode in (1, 2)
     assert words in run.stderr
     assert "Traceback" not in run.stderr
 
 
-def test_a_draft_in_the_verifiers_own_process(tiny_model: TinyModel, expected: tuple[int, ...]) -> None:
-    with LocalCluster(
-        str(tiny_model("llama")),
+def with_a_draft_in_the_verifier(model: Path) -> LocalCluster:
+    return LocalCluster(
+        str(model),
         draft_layers=2,
         verifier_flags=REPLICA,
         draft_flags=["--kv-tokens", "4096"],
         coordinator_flags=["--drafter", "model"],
         together=True,
-    ) as running:
+    )
+
+
+def test_a_draft_in_the_verifiers_own_process(tiny_model: TinyModel, expected: tuple[int, ...]) -> None:
+    with with_a_draft_in_the_verifier(tiny_model("llama")) as running:
         assert list(running.pids) == ["verifier", "coordinator"]
         with Client(running.address, timeout=60) as client:
             answer = client.generate(PROMPT, drafter="model", **OPTIONS)
@@ -191,20 +199,23 @@ def test_a_draft_in_the_verifiers_own_process(tiny_model: TinyModel, expected: t
                 capture_output=True, text=True, timeout=60, check=True,
             )  # fmt: skip
             assert "draft   in the verifier's own process" in shown.stdout
-
-            def kill() -> None:
-                running.process("verifier").signal(signal.SIGKILL)
-                running.restart("verifier")
-
-            again = interrupted(client, kill, drafter="model")
-            assert again.token_ids == expected
         verifier = running.process("verifier")
     assert verifier.returncode == 0
 
 
-def test_case_30_a_draft_model_that_nobody_has_is_an_error_at_start(tiny_model: TinyModel) -> None:
-    cluster = LocalCluster(
-        str(tiny_model("llama")), with_draft=False, verifier_flags=REPLICA, coordinator_flags=["--drafter", "model"]
-    )
-    with pytest.raises(ServiceFailed, match="drafts is empty and no verifier has a draft of its own"):
-        cluster.start()
+@pytest.mark.slow  # tests/integration/test_own_draft.py has it stopped and started again, without processes
+def test_it_is_killed_with_the_verifier_and_comes_back(tiny_model: TinyModel, expected: tuple[int, ...]) -> None:
+    with with_a_draft_in_the_verifier(tiny_model("llama")) as running, Client(running.address, timeout=60) as client:
+
+        def kill() -> None:
+            running.process("verifier").signal(signal.SIGKILL)
+            running.restart("verifier")
+
+        assert interrupted(client, kill, drafter="model").token_ids == expected
+
+
+def test_case_30_a_draft_model_that_nobody_has_is_an_error_at_start(cluster: LocalCluster) -> None:
+    run = start("outrider_coordinator", "--verifiers", cluster.address_of("verifier"), "--drafter", "model")
+    assert run.returncode in (1, 2)
+    assert "drafts is empty and no verifier has a draft of its own" in run.stderr
+    assert "Traceback" not in run.stderr

@@ -41,7 +41,7 @@ async def test_it_never_changes_the_answer(tiny_model: TinyModel, guesser: str) 
     settings = {"layers": 2} if guesser == "own layers" else {}
     async with running_cluster(target, draft, draft=settings, look_ahead="on") as cluster:
         for temperature in TEMPERATURES:
-            common = {"temperature": temperature, "max_tokens": 24}
+            common = {"temperature": temperature, "max_tokens": 16}
             expected = [a.token_ids for a in await answers(cluster, prompts, drafter="none", **common)]
             for options in ({}, {"fixed_length": False, "drafter": "auto"}, {"max_draft_tokens": 7}):
                 found = await answers(cluster, prompts, **(common | options))

@@ -301,7 +301,7 @@ def test_who_finds_no_room_in_the_next_pass_goes_on_later(tiny_model: TinyModel)
     assert pair.flights > 3
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 8))])
 @pytest.mark.parametrize("same", [True, False])
 def test_whatever_comes_meanwhile_the_answers_are_the_same(tiny_model: TinyModel, seed: int, same: bool) -> None:
     """Sessions come and end, guess, vote, are told anew what to do and are opened again, all at random."""

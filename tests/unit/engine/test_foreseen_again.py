@@ -320,7 +320,7 @@ def test_going_back_forgets_it(tiny_model: TinyModel) -> None:
 
 
 @both
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 8))])
 def test_whatever_comes_next_it_is_what_a_new_session_is_told(tiny_model: TinyModel, made: Made, seed: int) -> None:
     """Hits and misses, guesses between, longer and shorter and other proposals, to the end of the session's room."""
     numbers = random.Random(seed)

@@ -15,6 +15,7 @@ from outrider.engine.batch import Feed
 from outrider.engine.draft import DraftCore
 from outrider.engine.drawn import Drawn
 from outrider.engine.engine import Engine
+from outrider.engine.fused import attend
 from outrider.engine.fused.build import build_runner
 from outrider.engine.fused.runner import FusedRunner
 from outrider.engine.model import load_model
@@ -35,6 +36,13 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 TREE = TokenTree((5, 6, 7, 8, 5, 9, 10), (-1, -1, 0, 1, 1, 2, 3))
 LENGTH = 12 if INTERPRETED else 230
 """Tokens of a text. The interpreter takes about ten milliseconds for each row of a head."""
+
+
+@pytest.fixture(autouse=True)
+def _few_splits_are_merged_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These texts have one split, and the interpreter would take as long for each of the seven that are not there."""
+    if INTERPRETED:
+        monkeypatch.setattr(attend, "TOGETHER", 2)
 
 
 def fused_engine(directory: Path, dtype: str = "float32", *, layers: int | None = None, **options: Any) -> Engine:

@@ -15,6 +15,7 @@ from outrider.engine.step_times import time_drafting, time_verifying
 from outrider.engine.verify import VerifyCore
 from tests.cluster import running_cluster, until
 from tests.conftest import TinyModel
+from tests.times_of_rounds import forget
 
 
 def engine(tiny_model: TinyModel, **options: int) -> Engine:
@@ -65,6 +66,7 @@ def test_no_more_rows_are_timed_than_fit(tiny_model: TinyModel, monkeypatch: pyt
 
 async def test_coordinators_are_told(tiny_model: TinyModel) -> None:
     target = tiny_model("llama")
+    forget()  # so that what they are told has been measured here
     async with running_cluster(target, target) as cluster:
         replicas = cluster.coordinator.replicas
         links = [*replicas.verifiers, *replicas.drafts]
