@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.distribution RULE [--answers 80000]
 
-A tiny random Llama, four tokens at temperature 1 and top_k 3: 81 possible answers, whose probabilities come from
-transformers' logits in float64. Every request has a seed of its own.
+A tiny random Llama, five tokens at temperature 1 and top_k 2: 32 possible answers, whose probabilities come from
+transformers' logits in float64. Every request has a seed of its own. (Of four tokens, as once, all guesses are one
+token long, and `block` is `rejection`.)
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def expected_tried(expected: Sequence[float]) -> tuple[float, ...]:
 
     `expected`: see `expected_accepted`.
     """
-    return tuple(1.0 + accepted for accepted in (0.0, *expected[:-1]))
+    return tuple(1.0 + accepted for accepted in (0.0, *expected))[: len(expected)]
 
 
 def can_pay(costs: CostTable, source: Source, longest: int) -> bool:

@@ -22,6 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from outrider.engine.fused.gate import silu_times
+
 
 @gluon.jit
 def _ask_for_weights(
@@ -47,7 +49,7 @@ def ring(
     output,  # [PARTS, T, N]
     rows,
     columns,  # N
-    part_depth,  # a multiple of D, and of slots * D at least
+    part_depth,  # a multiple of D, and slots * D at least
     slots: gl.constexpr,
     lead: gl.constexpr,  # slots that are filled with weights before the inputs are there
     pace: gl.constexpr,  # so many of these are on their way at a time
@@ -105,9 +107,8 @@ def ring(
         _ask_for_weights(weight, gates, ups, weights_there, at, column, columns, start + following, more, gated)
         _ask_for_inputs(x, inputs, inputs_there, at, row, start + following, more)
     kind: gl.constexpr = output.dtype.element_ty
-    if gated:  # as `outrider.engine.fused.gate.silu_times`
-        gate = total.to(kind).to(gl.float32)
-        total = (gate / (1.0 + gl.exp(-gate))).to(kind).to(gl.float32) * up.to(kind).to(gl.float32)
+    if gated:
+        total = silu_times(total, up, kind)
     rows_here = row + gl.arange(0, height, layout=gl.SliceLayout(0, layout))
     columns_here = column + gl.arange(0, width, layout=gl.SliceLayout(1, layout))
     target = output + (part * rows + rows_here.to(gl.int64)[None, :]) * columns + columns_here[:, None]

@@ -20,14 +20,10 @@ import triton
 from torch import Tensor
 
 from outrider.engine.fused.launch import overlap_options
-from outrider.engine.fused.tall_product import crowded
+from outrider.engine.fused.tall_product import MULTIPROCESSORS, crowded
 from outrider.telemetry.logs import get_logger
 
 log = get_logger(__name__)
-
-
-MULTIPROCESSORS = 132
-"""Of an H100 or H200."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,9 +112,13 @@ _CROWDED = (
 _CUT_BEYOND = TallTile(128, 0, 128, 64, 5, 8, together=True)
 
 
+MULTIPROCESSORS = 132
+"""Of an H100 or H200."""
+
+
 def crowded(columns: int, parts: int) -> bool:
-    """True if blocks of 64 columns are three a multiprocessor (132): all there, with less for each."""
-    return -(-(-(-columns // 64) * parts) // 132) == 3
+    """True if blocks of 64 columns are three a multiprocessor: all there, with less for each."""
+    return -(-(-(-columns // 64) * parts) // MULTIPROCESSORS) == 3
 
 
 def tall_tile(rows: int, columns: int, parts: int) -> TallTile:
