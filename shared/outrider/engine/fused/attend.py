@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.engine.fused.borders import BLOCK, DEEPEST, LONG_SPLIT, SHORT_SPLITS, tile_height
+from outrider.engine.fused.chunk_attention import attend_to_chunks
 from outrider.engine.fused.launch import fetch, let_next_start, overlap_options, wait
 from outrider.engine.fused.merging import Workspace, fold, merge_apart, merged_splits, splits_of
 from outrider.engine.fused.plan import Plan
@@ -162,11 +163,11 @@ def _attend_splits(
         key = tl.load(keys + source, mask=wanted, other=0.0)
         value = tl.load(values + source, mask=wanted, other=0.0)
         slot = _slots_of(position + block, stop, table, path, tree_start, block_size)  # the next ones, in good time
-        scores = tl.dot(rows, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.dot(rows, tl.trans(key), input_precision="ieee")
         scores = tl.where(position[None, :] <= last[:, None], scores, float("-inf"))
-        highest = tl.maximum(most, tl.max(scores, axis=1))
+        highest = tl.maximum(most, tl.max(scores, axis=1) * scale)
         base = tl.where(highest == float("-inf"), 0.0, highest)
-        weights = tl.exp2(scores - base[:, None])
+        weights = tl.exp2(tl.fma(scores, scale, -base[:, None]))
         shrink = tl.exp2(most - base)
         total = tl.fma(total, shrink, tl.sum(weights, axis=1))
         result = tl.dot(weights.to(value.dtype), value, result * shrink[:, None], input_precision="ieee")
@@ -246,7 +247,11 @@ def attend(query: Tensor, kv: LayerKv, plan: Plan, workspace: Workspace, scaling
     }
     memory = (plan.split_starts, workspace.sums, workspace.peaks, workspace.totals)
     height = tile_height(heads // kv_heads, tall=plan.shape.tall)
+    if plan.shape.chunk_tiles:
+        attend_to_chunks(query, kv, plan, scaling * LOG2_E, output)
     for part in plan.slices:
+        if not part.tiles:
+            continue
         chosen = arranged(plan.shape.rows, part.tiles * kv_heads, common["padded_size"] * query.itemsize)
         # Products in float32 leave a program no registers to merge in.
         by_last = chosen.by_last and not (query.is_cuda and query.itemsize > 2)

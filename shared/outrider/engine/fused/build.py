@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outrider.engine.fused.borders import LONG_SPLIT, MOST_NODES, SHORT_SPLITS, rows_per_tile
+from outrider.engine.fused.chunk_trial import chunk_height
 from outrider.engine.fused.decoder import FusedDecoder
 from outrider.engine.fused.plan import PlanBuffer
 from outrider.engine.fused.product import exact_product, fastest_product
@@ -41,6 +42,7 @@ def build_runner(
         loaded.module, calls, store, rows=rows, split_entries=entries, context_length=context_length,
         product=exact_product if options.exact else fastest_product,
     )  # fmt: skip
+    height = chunk_height(heads, calls[0].shape, options.block_size, store.dtype, loaded.device)
     plans = PlanBuffer(
         loaded.device,
         rows=rows,
@@ -49,6 +51,7 @@ def build_runner(
         block_size=options.block_size,
         spare_block=spare_block,
         shared_by=shared_by,
+        chunk_height=height,
     )
     runner = FusedRunner(decoder, plans, loaded.draft_vocabulary)
     runner.record()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,18 @@ Section = list[int] | NDArray[np.int32]
 """What a section of a plan begins with."""
 
 
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Which feeds of a pass are attended to as chunks of prompts, by `outrider.engine.fused.chunk_attention`."""
+
+    height: int  # most positions in a tile
+    least: int  # rows that such a feed has at least
+
+    def has(self, feed: Feed) -> bool:
+        """True if `feed` is a chunk: long, at a place that is known, and a chain."""
+        return feed.size >= self.least and feed.back < 0 and feed.tree.is_chain
+
+
 class Rows:
     """The rows of some feeds, before it is decided for how many rows there is to be room.
 
@@ -30,6 +43,7 @@ class Rows:
     def __init__(self, *, tall: bool) -> None:
         """No rows yet. `tall`: whether tiles hold many positions of a session."""
         self.tall = tall
+        self.chunk_tiles = 0  # so many tiles come first that are those of `outrider.engine.fused.chunk_attention`
         self.ids: Section = []
         self.positions: Section = []
         self.slots: Section = []
@@ -89,13 +103,23 @@ class Layout(Rows):
     logit_rows: list[int]
 
     def __init__(
-        self, feeds: Sequence[Feed], *, block_size: int, spare_block: int, tile_height: int, tall: bool = False
+        self,
+        feeds: Sequence[Feed],
+        *,
+        block_size: int,
+        spare_block: int,
+        tile_height: int,
+        tall: bool = False,
+        chunks: Chunks | None = None,
     ) -> None:
         """`tile_height`: most positions of a session in a tile. `tall`: whether that is many."""
         super().__init__(tall=tall)
         self._block_size = block_size
         self._height = tile_height
+        self._chunks = chunks
         self.tables = array("i", (spare_block,))
+        if chunks is not None:
+            self._add_chunks(feeds, chunks)
         for feed in feeds:
             if len(feed) == 1 and not feed.grown:
                 self._add_single(feed)
@@ -118,7 +142,10 @@ class Layout(Rows):
         table = sequence.table[: -(-(base + count) // self._block_size)]
         self.tables.extend(table)
         self._add_slots(table, base, base + count)
-        if tree.is_chain:
+        if self._chunks is not None and self._chunks.has(feed):  # its tiles are there already, and keep their splits
+            self.positions.extend(range(base, base + count))
+            self.split_starts.extend((self.splits,) * count)
+        elif tree.is_chain:
             self._add_chain(row, base, count)
         else:
             if chain:
@@ -143,6 +170,17 @@ class Layout(Rows):
         self.tile_counts.append(1)
         self.tile_ends.append(split + 1)
         self.most_tiles += 1
+
+    def _add_chunks(self, feeds: Sequence[Feed], chunks: Chunks) -> None:
+        """The tiles of all chunks, whose rows come where their feeds do."""
+        row = 0
+        for feed in feeds:
+            if chunks.has(feed):
+                for start in range(0, feed.size, chunks.height):
+                    count = min(chunks.height, feed.size - start)
+                    self._begin_tile(row + start, count, split_at(feed.base + start + count - 1) + 1)
+            row += feed.size
+        self.chunk_tiles = self.most_tiles = len(self.tile_rows)
 
     def _add_slots(self, table: array[int], start: int, stop: int) -> None:
         """Of the tokens from index `start` to before `stop` of a session."""

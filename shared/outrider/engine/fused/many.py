@@ -9,7 +9,7 @@ import numpy as np
 
 from outrider.engine.batch import Feed
 from outrider.engine.fused.borders import Ints, split_of
-from outrider.engine.fused.layout import Rows
+from outrider.engine.fused.layout import Chunks, Rows
 from outrider.engine.sequence import KvSequence
 
 MANY = 24
@@ -20,7 +20,14 @@ class ManyChains(Rows):
     """See `outrider.engine.fused.layout.Rows`. The sections are int32."""
 
     def __init__(
-        self, feeds: Sequence[Feed], *, block_size: int, spare_block: int, tile_height: int, tall: bool = False
+        self,
+        feeds: Sequence[Feed],
+        *,
+        block_size: int,
+        spare_block: int,
+        tile_height: int,
+        tall: bool = False,
+        chunks: Chunks | None = None,
     ) -> None:
         """As `Layout`; every feed's tree is a chain."""
         super().__init__(tall=tall)
@@ -40,7 +47,8 @@ class ManyChains(Rows):
         )
         row_tables = starts.repeat(counts)
         blocks = np.frombuffer(self.tables, np.int32)[row_tables + positions // block_size]
-        splits = split_of(positions) + 1
+        chunked = np.array([chunks is not None and chunks.has(feed) for feed in feeds])
+        splits = np.where(chunked.repeat(counts), 0, split_of(positions) + 1)
         split_ends = splits.cumsum()
         self.splits = int(split_ends[-1])
         self.positions = positions.astype(np.int32)
@@ -52,18 +60,29 @@ class ManyChains(Rows):
             self.backs = backs.repeat(counts)
         wanted = np.array([feed.logit_rows for feed in feeds])
         self.logit_rows = _ranges(ends - wanted, wanted).astype(np.int32)
-        self._cut_tiles(firsts, counts, bases, tile_height)
-
-    def _cut_tiles(self, firsts: Ints, counts: Ints, bases: Ints, height: int) -> None:
-        tiles = -(-counts // height)
-        self.most_tiles = int(tiles.sum())
-        if self.most_tiles > len(counts):
-            before = _ranges(np.zeros_like(tiles), tiles) * height  # rows of the same session in earlier tiles
-            firsts, bases = firsts.repeat(tiles) + before, bases.repeat(tiles) + before
-            counts = np.minimum(counts.repeat(tiles) - before, height)
+        spans = np.stack((firsts, counts, bases))
+        if chunks is not None and chunked.any():
+            cut = _cut(spans[:, chunked], chunks.height)
+            self.chunk_tiles = cut.shape[1]
+            spans = np.concatenate((cut, _cut(spans[:, ~chunked], tile_height)), axis=1)
+        else:
+            spans = _cut(spans, tile_height)
+        firsts, counts, bases = spans
+        self.most_tiles = len(firsts)
         self.tile_rows = firsts.astype(np.int32)
         self.tile_counts = counts.astype(np.int32)
         self.tile_ends = (split_of(bases + counts - 1) + 1).astype(np.int32)
+
+
+def _cut(spans: Ints, height: int) -> Ints:
+    """Sessions' first rows, numbers of rows and positions, [3, N], cut into tiles of at most `height` rows each."""
+    firsts, counts, bases = spans
+    tiles = -(-counts // height)
+    if tiles.sum() == len(counts):
+        return spans
+    before = _ranges(np.zeros_like(tiles), tiles) * height  # rows of the same session in earlier tiles
+    counts = np.minimum(counts.repeat(tiles) - before, height)
+    return np.stack((firsts.repeat(tiles) + before, counts, bases.repeat(tiles) + before))
 
 
 def block_tables(sequences: Sequence[KvSequence], sizes: Ints, spare_block: int) -> tuple[Ints, array[int]]:

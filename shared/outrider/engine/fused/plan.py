@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.engine.batch import Feed
 from outrider.engine.fused.borders import DEEPEST, TALL_FROM, rows_per_tile, split_end, split_of
-from outrider.engine.fused.layout import CHAIN, Layout, Rows, Section
+from outrider.engine.fused.layout import CHAIN, Chunks, Layout, Rows, Section
 from outrider.engine.fused.many import MANY, ManyChains, block_tables
 from outrider.engine.fused.slices import Slice, cut
 from outrider.engine.fused.staged import Staged
@@ -38,6 +38,7 @@ class Shape:
     tiles: int
     logit_rows: int
     tall: bool = False  # see `outrider.engine.fused.borders.TALL_HEIGHT`
+    chunk_tiles: int = 0  # so many tiles come first that are those of `outrider.engine.fused.chunk_attention`
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Plan:
     """The sections of a device buffer; int32, [T] a row or [N] a tile."""
 
     shape: Shape
-    slices: tuple[Slice, ...]  # what is attended to at a time; together all rows and tiles
+    slices: tuple[Slice, ...]  # what is attended to at a time; together all rows and tiles, but for those of chunks
     block_size: int
     paths: Tensor  # [T or more, DEEPEST] index in the cache of the row's ancestor at each level, itself the last
     ids: Tensor  # [T]
@@ -89,12 +90,15 @@ class PlanBuffer:
         block_size: int,
         spare_block: int,
         shared_by: int,
+        chunk_height: int = 0,
     ) -> None:
         """Room for passes of so many `rows`.
 
         `split_entries`: splits that the workspace holds. `spare_block`: a block of no session's, where rows that stand
-        for nothing read and write. `shared_by`: heads that share a key.
+        for nothing read and write. `shared_by`: heads that share a key. `chunk_height`: positions in a tile of
+        `outrider.engine.fused.chunk_attention`; 0 where it is not there.
         """
+        self._chunks = Chunks(chunk_height, 2 * chunk_height) if chunk_height else None
         self._split_entries = split_entries
         self.tile_rows = rows_per_tile(shared_by)
         self.tall_rows = rows_per_tile(shared_by, tall=True)
@@ -121,17 +125,25 @@ class PlanBuffer:
         return -(-(feed.base + len(feed)) // self._block_size)
 
     def lay_out(self, feeds: Sequence[Feed]) -> Rows:
-        """The rows of a pass over `feeds`, in tall tiles if they are many, and more a session than others hold."""
+        """The rows of a pass over `feeds`, in tall tiles if they are many, and more a session than others hold.
+
+        Chunks of prompts have tiles of their own in passes that no graph is recorded for.
+        """
         rows, chains = sum([feed.size for feed in feeds]), all(feed.tree.is_chain for feed in feeds)
-        tall = rows >= max(TALL_FROM, self.tile_rows * len(feeds) + 1) and self.tall_rows > self.tile_rows
+        chunks = self._chunks if rows > COMMON_ROWS else None
+        others = [feed.size for feed in feeds if not chunks.has(feed)] if chunks else [feed.size for feed in feeds]
+        tall = sum(others) >= max(TALL_FROM, self.tile_rows * len(others) + 1) and self.tall_rows > self.tile_rows
         tall = tall and chains  # the tiles of a tree that branches have a row each
         height = self.tall_rows if tall else self.tile_rows
         lay_out = ManyChains if chains and rows > len(feeds) >= MANY else Layout
-        return lay_out(feeds, block_size=self._block_size, spare_block=self._spare, tile_height=height, tall=tall)
+        return lay_out(
+            feeds, block_size=self._block_size, spare_block=self._spare, tile_height=height, tall=tall, chunks=chunks
+        )
 
     def fill(self, layout: Rows, shape: Shape) -> Plan:
         """Write the rows into the sections for `shape`, which must have room for them. The pass over them."""
         assert shape.tall or not layout.tall
+        assert shape.chunk_tiles == layout.chunk_tiles
         sections, values, slices = self._sections(shape), layout.sections(), None
         if layout.splits > self._split_entries:
             slices, values["split_starts"] = cut(layout, self._split_entries)
@@ -218,7 +230,7 @@ class PlanBuffer:
         nothing[places["tree_starts"]] = array("i", (CHAIN,)) * shape.rows
         device = self._buffer.device
         plan = Plan(
-            shape, (Slice(0, shape.rows, 0, shape.tiles),), self._block_size,
+            shape, (Slice(0, shape.rows, shape.chunk_tiles, shape.tiles - shape.chunk_tiles),), self._block_size,
             paths=self._paths.device.view(-1, DEEPEST), tables=device[start:],
             **{name: device[place] for name, place in places.items()},
         )  # fmt: skip

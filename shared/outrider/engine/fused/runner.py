@@ -187,7 +187,7 @@ class FusedRunner:
             height = self._plans.tall_rows if layout.tall else self._plans.tile_rows
             shape = self.last_shape = graph_shape(total, tiles, height, tall=layout.tall)
         else:
-            shape = Shape(total, tiles, wanted, layout.tall)
+            shape = Shape(total, tiles, wanted, layout.tall, layout.chunk_tiles)
         plan = self._plans.fill(layout, shape)
         if ids is not None:
             plan.ids[:total] = ids
