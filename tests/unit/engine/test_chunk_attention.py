@@ -144,7 +144,9 @@ def test_the_bits_are_those_of_small_tiles(
         sequence = KvSequence(pool, SlotMoves(), [1], cached + rows + 40, str(cached), share=False)
         sequence.cached = [0] * cached
         sequence.table.reverse()
-        slots = torch.tensor([sequence._slot(index) for index in range(cached + rows)], device=device)
+        index = torch.arange(cached + rows)
+        table = torch.tensor(sequence.table.tolist())
+        slots = (table[index // block_size] * block_size + index % block_size).to(device)
         for cache in (kv.keys, kv.values):
             each = torch.randn(len(slots), kv_heads, size, generator=generator, device=device) * 2
             cache[slots] = each.to(dtype)
