@@ -37,6 +37,8 @@ from tests.benchmarks.record import RESULTS, save
 START_TIMEOUT_S = 150.0
 SEED = 11
 VOCABULARY, TINY, SIMULATED = 128_000, 900, 400
+APART_MS = {"verifier": (4.0, 0.0), "draft": (0.7, 0.0115)}
+"""What the passes of an 8B target and its 3-layer draft take on H200s, about: at least, and for each row more."""
 
 
 def main() -> None:
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--draft", default="cuda:1")
     parser.add_argument("--together", action="store_true", help="the verifier has the draft, on its own device")
     parser.add_argument("--simulated", type=float, help="no GPU: a verifier that waits, so many times slower than one")
+    parser.add_argument("--apart", action="store_true", help="with --simulated: the draft is a service of its own")
     parser.add_argument("--shape", default="8b")
     parser.add_argument("--agreement", type=float, default=0.8)
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 4, 16, 32])
@@ -121,10 +124,7 @@ def over_the_first(runs: list[dict[str, Any]]) -> list[str]:
 def start_replicas(stack: ExitStack, arguments: argparse.Namespace) -> list[str]:
     """Start target and draft; the coordinator's flags that name them."""
     if arguments.simulated:
-        flags = ["verifier", "--slower", arguments.simulated, "--acceptance", arguments.agreement]
-        process = start(stack, "verifier", "tests.benchmarks.simulated.replica", flags)
-        wait(process)
-        return ["--verifiers", process.address]
+        return start_simulated(stack, arguments)
     module, shape = "tests.benchmarks.synthetic_replica", ["--shape", arguments.shape]
     target = ["--device", arguments.verifier, "--agreement", arguments.agreement, *shape]
     target += ["--busy-file", arguments.busy_file]
@@ -137,6 +137,23 @@ def start_replicas(stack: ExitStack, arguments: argparse.Namespace) -> list[str]
     for process in (verifier, draft):
         wait(process)
     return ["--verifiers", verifier.address, "--drafts", draft.address]
+
+
+def start_simulated(stack: ExitStack, arguments: argparse.Namespace) -> list[str]:
+    """The same of replicas that only wait."""
+    module, acceptance = "tests.benchmarks.simulated.replica", ["--acceptance", arguments.agreement]
+    if not arguments.apart:
+        verifier = start(stack, "verifier", module, ["verifier", "--slower", arguments.simulated, *acceptance])
+        wait(verifier)
+        return ["--verifiers", verifier.address]
+    found: list[str] = []
+    for role, (step_ms, row_ms) in APART_MS.items():
+        flags = [role, "--tells", "--step-ms", step_ms * arguments.simulated, *acceptance]
+        flags += ["--row-ms", row_ms * arguments.simulated]
+        process = start(stack, role, module, flags)
+        wait(process)
+        found += [f"--{role}s", process.address]
+    return found
 
 
 def start(stack: ExitStack, role: str, module: str, flags: list[Any]) -> ServiceProcess:

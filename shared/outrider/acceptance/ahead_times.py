@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 
 from outrider.acceptance.curve import ENOUGH, SHORTEST_MS, monotone
 
-RECENT = 7
+RECENT = 24
 """Rounds of a length that it is remembered by."""
+ODD = 2.0
+"""A round counts for at most so many times the median: one that met a prompt, or a pause of a machine, says little."""
 REMEMBERED = 256
 """Rounds of other lengths after which one is forgotten: what it took is not what it takes."""
 
@@ -19,25 +21,30 @@ class AheadTimes:
 
     As long as verifying hides the draft, a round is no longer for more tokens, and then by what they take. So there is
     no shape that all lengths have in common, and each counts for itself; one that was not seen takes more or less than
-    the nearest that was, by the draft's own time for the difference.
+    the nearest that was, by the draft's own time for the difference. Means count, not medians: the sessions of a
+    verifier that are not in step wait for the pass of others, or do not, and its rounds take one pass or two.
     """
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[float]] = {}
+        self._typical: dict[int, float] = {}
         self._last: dict[int, int] = {}
         self._rounds = 0
 
     def observe(self, drafted: int, milliseconds: float) -> None:
         """From verdict to verdict, with so many tokens for each outcome."""
-        self._recent.setdefault(drafted, deque(maxlen=RECENT)).append(max(milliseconds, SHORTEST_MS))
+        recent = self._recent.setdefault(drafted, deque(maxlen=RECENT))
+        recent.append(max(milliseconds, SHORTEST_MS))
+        self._typical[drafted] = typical(recent)
         self._rounds += 1
         self._last[drafted] = self._rounds
         for length in [each for each, last in self._last.items() if self._rounds - last > REMEMBERED]:
-            del self._recent[length], self._last[length]
+            del self._recent[length], self._last[length], self._typical[length]
 
     def restart(self) -> None:
         """What was seen is old."""
         self._recent.clear()
+        self._typical.clear()
         self._last.clear()
 
     def times(self, longest: int, draft_ms: Sequence[float]) -> tuple[float, ...]:
@@ -47,10 +54,7 @@ class AheadTimes:
         """
         if not self._recent:
             return (0.0,) * (longest + 1)
-        # Of one or two the shorter: an odd one must not keep a length from being tried again.
-        known = {
-            length: median(recent) if len(recent) >= ENOUGH else min(recent) for length, recent in self._recent.items()
-        }
+        known = self._typical
 
         def drafting(length: int) -> float:
             return draft_ms[length] if length <= longest else draft_ms[longest] * length / max(longest, 1)
@@ -61,3 +65,11 @@ class AheadTimes:
             values.append(max(SHORTEST_MS, known[near] + drafting(length) - drafting(near)))
             weights.append(float(len(self._recent.get(length, ())) or 0.5))
         return monotone(values, weights)
+
+
+def typical(recent: Sequence[float]) -> float:
+    """What a round takes on average, but for the longest. Of one or two the shorter: it is to be tried again."""
+    if len(recent) < ENOUGH:
+        return min(recent)
+    most = ODD * median(recent)
+    return fmean([min(each, most) for each in sorted(recent)[:-1]])

@@ -5,7 +5,7 @@ What is wanted is the most tokens per millisecond.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
@@ -22,6 +22,8 @@ STAY_MARGIN = 0.02
 """It goes on only where it is expected to be this much faster: what is expected may be wrong."""
 CHANGE_MARGIN = 0.02
 """Another length or source is taken only where it is expected to be this much faster than the one before."""
+TOGETHER_MARGIN = 0.05
+"""A session drafts ahead as far as those beside it unless another length is expected to be this much faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,34 @@ def with_siblings(costs: CostTable, chain: Choice, table: Gains, more: Beside, p
 def rate(costs: CostTable, choice: Choice, accepted: float = 0.0) -> float:
     """Committed tokens per millisecond of a round in which `accepted` of the proposed tokens are expected to stand."""
     return (1.0 + accepted) / costs.round_ms(choice.source, choice.length, sum(choice.siblings))
+
+
+def ahead_length(costs: CostTable, expected: Sequence[float], hit_rate: Callable[[int], float], others: int = 0) -> int:
+    """How many tokens to draft ahead for each outcome, if so many are `expected` to stand of 1, 2, ...; 0: none pay.
+
+    Those pay that are better than plain decoding even if rounds that were not foreseen brought a token alone. `others`:
+    as many as the sessions beside draft. They are kept to where another number is hardly better: guesses of one length
+    end together, so that sessions share passes of the draft and of the target.
+    """
+    rates: dict[int, float] = {}
+    for length, accepted in enumerate(expected, start=1):
+        hits, hit_ms = hit_rate(length), max(costs.plain_ms, costs.ahead_ms[length])
+        if (1.0 + hits * accepted) / hit_ms >= (1.0 + STAY_MARGIN) * rate(costs, PLAIN):
+            rates[length] = _rate_with_misses(costs, length, accepted, hits, hit_ms)
+    best = max(rates, key=rates.__getitem__, default=0)
+    return others if others in rates and (1.0 + TOGETHER_MARGIN) * rates[others] >= rates[best] else best
+
+
+def _rate_with_misses(costs: CostTable, length: int, accepted: float, hits: float, hit_ms: float) -> float:
+    """Committed tokens per millisecond if `hits` of the rounds find their guesses there; the others ask for fresh ones,
+    or are plain, whichever brings more.
+    """
+    fresh = Choice(Source.MODEL, length)
+    if rate(costs, fresh, accepted) > rate(costs, PLAIN):
+        miss_ms, tokens = costs.round_ms(Source.MODEL, length), 1.0 + accepted
+    else:
+        miss_ms, tokens = costs.plain_ms, 1.0
+    return (hits * (1.0 + accepted) + (1.0 - hits) * tokens) / (hits * hit_ms + (1.0 - hits) * miss_ms)
 
 
 def expected_accepted(chances: Sequence[float]) -> tuple[float, ...]:

@@ -12,9 +12,9 @@ from outrider.acceptance.choice import (
     NO_WINDOW,
     NOTHING_BESIDE,
     PLAIN,
-    STAY_MARGIN,
     Beside,
     Choice,
+    ahead_length,
     can_pay,
     choose,
     expected_accepted,
@@ -149,7 +149,8 @@ class DraftControl:
     def look_ahead(self, longest: int) -> int:
         """How many tokens to draft ahead for each likely outcome of the round just decided; 0: none pay.
 
-        It takes a round no time where verification hides it; what rounds take was seen from verdict to verdict.
+        It takes a round no time where verification hides it; what rounds take was seen from verdict to verdict. Where
+        the outcome is not foreseen, a fresh guess is asked for, or the round is plain.
         """
         if self._fallen or Source.MODEL not in self._levels or longest < 1:
             return 0
@@ -159,12 +160,9 @@ class DraftControl:
             return self._costs.lesson(Source.MODEL, longest)
         costs = self._costs.table(longest)
         expected = expected_accepted(self._estimates[Source.MODEL].chances(1, longest))
-        rates = [
-            (1.0 + self._costs.hit_rate(length) * accepted) / max(costs.plain_ms, costs.ahead_ms[length])
-            for length, accepted in enumerate(expected, start=1)
-        ]
-        best = max(rates)
-        return rates.index(best) + 1 if best >= (1.0 + STAY_MARGIN) * rate(costs, PLAIN) else 0
+        best = ahead_length(costs, expected, self._costs.hit_rate, self._pools.ahead_length)
+        self._pools.ahead_length = best or self._pools.ahead_length
+        return best
 
     def demand(self) -> Gains:
         """What the last round's proposal could have had at most, of the better source; see `NodeBudget`."""

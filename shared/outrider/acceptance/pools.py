@@ -16,4 +16,6 @@ class Pools:
     def __init__(self) -> None:
         self.acceptance = {source: AcceptancePool(prior) for source, prior in PRIORS.items()}
         self.siblings = SiblingPool()
+        self.ahead_length = 0
+        """How many tokens a session last chose to draft ahead, for each outcome: see `choice.ahead_length`."""
         self.consensus = Consensus(self.acceptance[Source.MODEL])

@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--acceptance", type=float, default=0.8)
     parser.add_argument("--own-draft-ms", type=float, help="a token's, of a verifier that drafts by itself")
     parser.add_argument("--slower", type=float, help="a card that drafts by itself, so many times slower than it is")
+    parser.add_argument("--tells", action="store_true", help="what its passes take, as real ones do")
     run_event_loop(serve(parser.parse_args()))
 
 
@@ -94,11 +95,11 @@ def core_of(arguments: argparse.Namespace, text: Text) -> SimulatedCore:
     """What runs on the device thread."""
     step_time = StepTime(arguments.step_ms, arguments.row_ms)
     if arguments.role == "draft":
-        return SimulatedDraft(text, step_time)
+        return SimulatedDraft(text, step_time, arguments.tells)
     if arguments.slower is not None:
         return CardVerifier(text, step_time, slower=arguments.slower)
     own = None if arguments.own_draft_ms is None else StepTime(arguments.own_draft_ms, 0.0)
-    return SimulatedVerifier(text, step_time, draft_time=own)
+    return SimulatedVerifier(text, step_time, arguments.tells, draft_time=own)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from outrider.acceptance.choice import Choice
+from outrider.acceptance.choice import Choice, ahead_length
 from outrider.acceptance.control import DraftControl
-from outrider.acceptance.costs import RoundCosts
+from outrider.acceptance.costs import CostTable, RoundCosts
 from outrider.acceptance.policy import Policy
 from outrider.acceptance.proposal import Source
 from outrider.acceptance.round import Round
@@ -36,21 +36,41 @@ def test_a_hidden_draft_is_as_long_as_verification_hides() -> None:
 
 
 def test_it_does_not_draft_further_than_outcomes_are_foreseen() -> None:
-    """Hidden up to 8 tokens; but of guesses of 8 few outcomes are foreseen, as of fewer tokens more."""
+    """Hidden up to 8 tokens; but of guesses of 8 few outcomes are foreseen, as of fewer tokens more.
 
-    def ahead(hits: dict[int, int]) -> int:
+    What was not foreseen is asked for, which takes as long again as the round.
+    """
+
+    def ahead(hits: dict[int, int], asking_ms: float) -> int:
         costs = RoundCosts()
-        one = DraftControl(costs, Policy())
+        one = DraftControl(costs, Policy(fallback_acceptance=0.0))
         for turn in range(200):
             length = one.decide({Source.MODEL: 1}, LONGEST).length
+            stood = min(length, (3, 1, 8, 0, 2, 4)[turn % 6])
             asked = 2 + 3 * (turn % 3)
             hit = (turn // 3) % 10 < hits[asked]
-            one.record(Round(length, length, length + 1, 1.0, 10.0, hit, ahead=asked, period_ms=10.0))
+            one.record(Round(length, stood, stood + 1, asking_ms, 10.0, hit, ahead=asked, period_ms=10.0))
         one.decide({Source.MODEL: 1}, LONGEST)
         return one.look_ahead(LONGEST)
 
-    assert ahead({2: 10, 5: 10, 8: 10}) >= 7
-    assert ahead({2: 10, 5: 4, 8: 1}) <= 4
+    assert ahead({2: 10, 5: 10, 8: 10}, 10.0) >= 7
+    assert ahead({2: 10, 5: 4, 8: 1}, 10.0) <= 4
+    assert ahead({2: 10, 5: 4, 8: 1}, 0.5) >= 7, "a fresh guess takes hardly any time: it need not be foreseen"
+
+
+def test_sessions_draft_ahead_as_far_as_those_beside_them_where_it_is_hardly_worse() -> None:
+    """Two of one coordinator: the second would otherwise go a token further, or fall short of it."""
+    hidden = CostTable((10.0,) * 7, (0.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0), (0.0, 10.0, 10.0, 10.0, 10.2, 11.0, 15.0))
+    expected = (0.8, 1.4, 1.85, 2.05, 2.2, 2.3)
+
+    def hits(length: int) -> float:
+        return 1.0 - 0.05 * length
+
+    best = ahead_length(hidden, expected, hits)
+    assert best == 4
+    assert ahead_length(hidden, expected, hits, others=3) == 3
+    assert ahead_length(hidden, expected, hits, others=1) == best, "that would be much worse"
+    assert ahead_length(hidden, expected[:2], hits, others=4) == 2, "no further than it may"
 
 
 def test_a_draft_too_slow_to_be_hidden_does_not_work_ahead() -> None:
