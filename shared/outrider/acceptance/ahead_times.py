@@ -30,6 +30,7 @@ class AheadTimes:
         self._typical: dict[int, float] = {}
         self._last: dict[int, int] = {}
         self._rounds = 0
+        self._misses: deque[float] = deque(maxlen=RECENT)
 
     def observe(self, drafted: int, milliseconds: float) -> None:
         """From verdict to verdict, with so many tokens for each outcome."""
@@ -40,6 +41,16 @@ class AheadTimes:
         self._last[drafted] = self._rounds
         for length in [each for each, last in self._last.items() if self._rounds - last > REMEMBERED]:
             del self._recent[length], self._last[length], self._typical[length]
+
+    def observe_miss(self, drafted: int, milliseconds: float) -> None:
+        """The same where the outcome was not among those that were drafted ahead for, and a fresh guess was made."""
+        if drafted in self._typical:
+            self._misses.append(max(0.0, milliseconds - self._typical[drafted]))
+
+    @property
+    def miss_ms(self) -> float | None:
+        """What such a round takes more than others. None while it was seen too seldom."""
+        return typical(self._misses) if len(self._misses) >= ENOUGH else None
 
     def restart(self) -> None:
         """What was seen is old."""

@@ -22,7 +22,7 @@ STAY_MARGIN = 0.02
 """It goes on only where it is expected to be this much faster: what is expected may be wrong."""
 CHANGE_MARGIN = 0.02
 """Another length or source is taken only where it is expected to be this much faster than the one before."""
-TOGETHER_MARGIN = 0.05
+TOGETHER_MARGIN = 0.03
 """A session drafts ahead as far as those beside it unless another length is expected to be this much faster."""
 
 
@@ -163,12 +163,10 @@ def _rate_with_misses(costs: CostTable, length: int, accepted: float, hits: floa
     """Committed tokens per millisecond if `hits` of the rounds find their guesses there; the others ask for fresh ones,
     or are plain, whichever brings more.
     """
-    fresh = Choice(Source.MODEL, length)
-    if rate(costs, fresh, accepted) > rate(costs, PLAIN):
-        miss_ms, tokens = costs.round_ms(Source.MODEL, length), 1.0 + accepted
-    else:
-        miss_ms, tokens = costs.plain_ms, 1.0
-    return (hits * (1.0 + accepted) + (1.0 - hits) * tokens) / (hits * hit_ms + (1.0 - hits) * miss_ms)
+    more_ms = costs.draft_ms[length] if costs.miss_ms is None else costs.miss_ms
+    if (1.0 + accepted) / (hit_ms + more_ms) > rate(costs, PLAIN):
+        return (1.0 + accepted) / (hit_ms + (1.0 - hits) * more_ms)
+    return (1.0 + hits * accepted) / (hits * hit_ms + (1.0 - hits) * costs.plain_ms)
 
 
 def expected_accepted(chances: Sequence[float]) -> tuple[float, ...]:

@@ -215,7 +215,8 @@ class DraftControl:
             self._costs.observe_draft(result.drafted or result.proposed, result.propose_ms, result.sessions)
         self._pools.consensus.saw(result)
         if result.foreseen is not None:
-            self._costs.observe_lookup(result.ahead, result.foreseen, result.period_ms, result.step_ms)
+            guessed_ms = result.period_ms if result.proposed else None  # plain rounds say nothing of others
+            self._costs.observe_lookup(result.ahead, result.foreseen, guessed_ms, result.step_ms)
         for each, probes in self._probes.items():
             # A guess that was under way when the request fell back says nothing of whether to come back.
             counts = each is source and (probes.under_way or not self._fallen)

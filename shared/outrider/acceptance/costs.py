@@ -36,6 +36,7 @@ class CostTable:
     verify_ms: tuple[float, ...]  # [longest + 1]
     draft_ms: tuple[float, ...]  # [longest + 1], of the draft model
     ahead_ms: tuple[float, ...] = ()  # [longest + 1], rounds for whose outcomes so many tokens are drafted ahead
+    miss_ms: float | None = None  # what those take more whose outcome was not foreseen; None: what a guess does
 
     @property
     def plain_ms(self) -> float:
@@ -142,9 +143,13 @@ class RoundCosts:
         `milliseconds`: see `observe_ahead`; None: they say nothing of later rounds. `step_ms`: see `Slack`.
         """
         self._hits.observe(drafted, hit)
-        if hit and milliseconds is not None:
+        if milliseconds is None:
+            return
+        if hit:
             self.observe_ahead(drafted, milliseconds)
             self.slack.observe(milliseconds, step_ms)
+        else:
+            self._ahead.observe_miss(drafted, milliseconds)
 
     def hit_rate(self, drafted: int) -> float:
         """How many of the outcomes are foreseen, 0 to 1, if so many tokens are drafted ahead for each."""
@@ -165,7 +170,7 @@ class RoundCosts:
         else:
             verify, draft = self._expected.times(longest)
             draft = draft or self._draft.times(longest)
-        return CostTable(verify, draft, self._ahead.times(longest, draft))
+        return CostTable(verify, draft, self._ahead.times(longest, draft), self._ahead.miss_ms)
 
     def by_rows(self) -> list[tuple[float, float]]:
         """Rows and milliseconds of passes in which all sessions propose as much, in order; empty: nobody told."""

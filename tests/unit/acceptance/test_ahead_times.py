@@ -44,6 +44,15 @@ def test_rounds_that_take_one_pass_or_two_take_what_they_do_on_average() -> None
     assert times[4] == pytest.approx(8.0)
 
 
+def test_what_was_not_foreseen_takes_longer_by_what_it_did() -> None:
+    times = seen(*[(2, 5.0)] * 5)
+    assert times.miss_ms is None
+    for milliseconds in (9.0, 11.0, 80.0, 4.0, 9.0):
+        times.observe_miss(2, milliseconds)
+    times.observe_miss(3, 70.0)  # of that length nobody knows what the others take
+    assert times.miss_ms == pytest.approx((4.0 + 6.0 + 0.0 + 4.0) / 4)
+
+
 def test_times_never_fall() -> None:
     times = seen(*[(1, 9.0)] * 5, *[(3, 6.0)] * 5).times(4, DRAFT_MS)
     assert list(times) == sorted(times)

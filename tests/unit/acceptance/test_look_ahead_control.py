@@ -49,7 +49,8 @@ def test_it_does_not_draft_further_than_outcomes_are_foreseen() -> None:
             stood = min(length, (3, 1, 8, 0, 2, 4)[turn % 6])
             asked = 2 + 3 * (turn % 3)
             hit = (turn // 3) % 10 < hits[asked]
-            one.record(Round(length, stood, stood + 1, asking_ms, 10.0, hit, ahead=asked, period_ms=10.0))
+            took = 10.0 if hit else 10.0 + asking_ms
+            one.record(Round(length, stood, stood + 1, asking_ms, 10.0, hit, ahead=asked, period_ms=took))
         one.decide({Source.MODEL: 1}, LONGEST)
         return one.look_ahead(LONGEST)
 
