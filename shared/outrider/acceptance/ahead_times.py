@@ -10,8 +10,6 @@ from outrider.acceptance.curve import ENOUGH, SHORTEST_MS, monotone
 
 RECENT = 24
 """Rounds of a length that it is remembered by."""
-ODD = 2.0
-"""A round counts for at most so many times the median: one that met a prompt, or a pause of a machine, says little."""
 REMEMBERED = 256
 """Rounds of other lengths after which one is forgotten: what it took is not what it takes."""
 
@@ -79,8 +77,12 @@ class AheadTimes:
 
 
 def typical(recent: Sequence[float]) -> float:
-    """What a round takes on average, but for the longest. Of one or two the shorter: it is to be tried again."""
+    """What a round takes on average. Of one or two the shorter: the length is to be tried again.
+
+    The longest third counts as what is just below it, and nothing for more than twice the median: rounds take one pass
+    or two, and what takes longer met a prompt, the draft's or the target's, or a pause of the machine.
+    """
     if len(recent) < ENOUGH:
         return min(recent)
-    most = ODD * median(recent)
-    return fmean([min(each, most) for each in sorted(recent)[:-1]])
+    most = min(sorted(recent)[-1 - len(recent) // 3], 2.0 * median(recent))
+    return fmean([min(each, most) for each in recent])

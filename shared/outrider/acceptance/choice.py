@@ -152,7 +152,7 @@ def ahead_length(costs: CostTable, expected: Sequence[float], hit_rate: Callable
     """
     rates: dict[int, float] = {}
     for length, accepted in enumerate(expected, start=1):
-        hits, hit_ms = hit_rate(length), max(costs.plain_ms, costs.ahead_ms[length])
+        hits, hit_ms = hit_rate(length), max(costs.pass_ms or costs.plain_ms, costs.ahead_ms[length])
         if (1.0 + hits * accepted) / hit_ms >= (1.0 + STAY_MARGIN) * rate(costs, PLAIN):
             rates[length] = _rate_with_misses(costs, length, accepted, hits, hit_ms)
     best = max(rates, key=rates.__getitem__, default=0)

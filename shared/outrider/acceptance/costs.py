@@ -37,6 +37,7 @@ class CostTable:
     draft_ms: tuple[float, ...]  # [longest + 1], of the draft model
     ahead_ms: tuple[float, ...] = ()  # [longest + 1], rounds for whose outcomes so many tokens are drafted ahead
     miss_ms: float | None = None  # what those take more whose outcome was not foreseen; None: what a guess does
+    pass_ms: float = 0.0  # of a plain pass, as the verifier says: nothing waits for it there; 0: it says nothing
 
     @property
     def plain_ms(self) -> float:
@@ -170,7 +171,8 @@ class RoundCosts:
         else:
             verify, draft = self._expected.times(longest)
             draft = draft or self._draft.times(longest)
-        return CostTable(verify, draft, self._ahead.times(longest, draft), self._ahead.miss_ms)
+        pass_ms = self._expected.pass_ms if self._expected else 0.0
+        return CostTable(verify, draft, self._ahead.times(longest, draft), self._ahead.miss_ms, pass_ms)
 
     def by_rows(self) -> list[tuple[float, float]]:
         """Rows and milliseconds of passes in which all sessions propose as much, in order; empty: nobody told."""

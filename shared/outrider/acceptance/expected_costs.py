@@ -54,6 +54,11 @@ class ExpectedCosts:
         self._drafting.observe(self._passes, cell_of(sessions, drafted), milliseconds, expected)
 
     @property
+    def pass_ms(self) -> float:
+        """Of a plain pass at the present load, as told."""
+        return self._verify.at(self._sessions, self._sessions)
+
+    @property
     def hopes(self) -> str:
         """Of which rounds the best is hoped: those not seen lately at this load, if others were. Empty: of none."""
         load, _ = plain = cell_of(self._sessions, 1.0)

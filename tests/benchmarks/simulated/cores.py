@@ -51,6 +51,7 @@ class Session:
     pages: Pages
     work: Verify | Propose | DraftAhead | None = None
     steps_left: int = 0
+    unread: int = 0  # tokens of its text for which nothing was computed yet
     orders: tuple[FollowUp, ...] = ()
     judged: Verify | None = None  # the verifier's last round, until the next one begins
     drafted: Proposal = NO_PROPOSAL  # what the verifier has drafted by itself for the round in progress
@@ -103,13 +104,17 @@ class SimulatedCore(ABC):
 
     def told(self) -> tuple[StepTimes | None, StepTimes | None]:
         """What it says its passes take, and those of its own draft; None: nothing."""
-        return (StepTimes((1, 512), (self.step_time.base,) * 2), None) if self.tells else (None, None)
+        if not self.tells:
+            return None, None
+        base, row = self.step_time.base, self.step_time.per_row
+        return StepTimes((1, 512), (base, base + 511 * row)), None
 
     def handle(self, peer: SimulatedPeer, item: Any) -> Any:
         """Take one item."""
         place = (peer, item.key.session)
         if isinstance(item, Open):
-            self.sessions[place] = Session(peer, item.key, item.seed, self.text.pages(item.seed))
+            pages, unread = self.text.pages(item.seed), len(item.tokens) - 1
+            self.sessions[place] = Session(peer, item.key, item.seed, pages, unread=unread)
             return Opened(item.key, 0)
         session = self.sessions.get(place)
         if session is None or session.key.epoch != item.key.epoch:
@@ -132,7 +137,9 @@ class SimulatedCore(ABC):
     def step(self, meanwhile: Callable[[], None] = nothing) -> Sequence[tuple[SimulatedPeer, Any]]:
         """One forward pass over everything that is ready."""
         started = time.perf_counter()
-        rows = sum(self.rows(session.work) for session in self.working.values())
+        rows = sum(self.rows(session.work) + session.unread for session in self.working.values())
+        for session in self.working.values():
+            session.unread = 0
         replies = self.end_rounds()
         meanwhile()
         self.step_time.sleep(rows, started)

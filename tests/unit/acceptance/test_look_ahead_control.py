@@ -74,6 +74,15 @@ def test_sessions_draft_ahead_as_far_as_those_beside_them_where_it_is_hardly_wor
     assert ahead_length(hidden, expected[:2], hits, others=4) == 2, "no further than it may"
 
 
+def test_what_plain_rounds_are_believed_to_take_does_not_make_long_guesses_look_free() -> None:
+    """With several sessions, rounds wait for each other's passes; plain ones are then believed to take as long."""
+    draft = (0.0, *(3.0 * length for length in range(1, 9)))
+    ahead = (0.0, 21.8, 21.8, 22.0, 25.5, 33.7, 35.8, 41.0, 42.0)
+    expected = (0.8, 1.44, 1.97, 2.31, 2.55, 2.71, 2.84, 2.95)
+    believed = CostTable((35.0,) * 9, draft, ahead, miss_ms=22.7, pass_ms=16.0)
+    assert ahead_length(believed, expected, lambda length: 1.0 - 0.06 * length) in (3, 4)
+
+
 def test_a_draft_too_slow_to_be_hidden_does_not_work_ahead() -> None:
     one = control(verify_ms=10, draft_ms=40, ahead_ms=40, acceptance=0.9, policy=Policy())
     assert one.look_ahead(LONGEST) == 0
