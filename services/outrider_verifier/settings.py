@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from outrider.config.model_location import ModelLocation
 from outrider.config.replica import ReplicaSettings
 
 
@@ -29,6 +30,12 @@ class VerifierSettings(ReplicaSettings, env_prefix="OUTRIDER_VERIFIER_"):
         description="Part of the memory left beside that draft's weights that its KV cache may take; the target, which "
         "is loaded after it, gets memory_fraction of what is left then.",
     )
+
+    def check_files(self) -> None:
+        """Raise ConfigError or ModelLoadError if a file that the settings name is not there."""
+        super().check_files()
+        if self.draft_model is not None:
+            ModelLocation.of(self.draft_model, "draft_model")
 
     def own_draft(self) -> ReplicaSettings | None:
         """What a draft service of its own would be given; None: there is no draft here."""

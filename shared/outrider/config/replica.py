@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from outrider.config.model_location import ModelLocation
 from outrider.config.registry import RegistrySettings
 from outrider.config.tls import ServerTlsSettings
 
@@ -59,6 +60,11 @@ class ReplicaSettings(RegistrySettings, ServerTlsSettings):
     registry_ttl_s: float = Field(
         10.0, gt=0, le=3600, description="Seconds after its last heartbeat that a replica stays in the registry."
     )
+
+    def check_files(self) -> None:
+        """Raise ConfigError or ModelLoadError if a file that the settings name is not there."""
+        super().check_files()
+        ModelLocation.of(self.model)
 
     @model_validator(mode="after")
     def _can_be_found(self) -> Self:

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
+from outrider.config.model_location import ModelLocation
 from outrider.engine.draft_vocabulary import DraftVocabulary
 from outrider.engine.memory import GIB, free_bytes
 from outrider.engine.options import ModelOptions
@@ -92,19 +93,11 @@ class _Source:
 
     @classmethod
     def of(cls, options: ModelOptions) -> _Source:
-        path = Path(options.model).expanduser()
-        if path.suffix == ".gguf":
-            if not path.is_file():
-                raise ModelLoadError(f"there is no file {path}")
-            return cls(path.stem, str(path.parent), {"gguf_file": path.name})
-        if path.is_dir():
-            if not (path / "config.json").is_file():
-                raise ModelLoadError(f"the directory {path} holds no config.json, so it is not a Hugging Face model")
-            return cls(path.resolve().name, str(path), {"trust_remote_code": options.trust_remote_code})
-        if path.is_absolute() or options.model.startswith((".", "~")) or options.model.count("/") > 1:
-            raise ModelLoadError(f"there is no directory {path}")
-        arguments = {"trust_remote_code": options.trust_remote_code, "revision": options.revision}
-        return cls(options.model, options.model, arguments)
+        found = ModelLocation.of(options.model)
+        if found.file is not None:
+            return cls(found.name, found.place, {"gguf_file": found.file})
+        arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
+        return cls(found.name, found.place, arguments | ({"revision": options.revision} if found.on_hub else {}))
 
     def draft_vocabulary(self, width: int) -> DraftVocabulary | None:
         """The trimmed vocabulary beside a draft's weights; `width` rows have to be its own."""
