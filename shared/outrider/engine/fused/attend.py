@@ -11,8 +11,9 @@ flight. It is computed in two steps:
 
 Splits are cut at fixed positions, and a key stands in its split where its position says, not where its node happens to
 lie in the cache. So a token gets the same bits decoded alone, verified in a chain or anywhere in a tree, and batched
-with others. (A mask of ancestors over the slots in flight would be the same in exact arithmetic only: it would add the
-keys of siblings' slots, as zeros, between the others, and so group the sums by where they lie.)
+with others. Chunks of prompts have a kernel of their own where it is there (`outrider.engine.fused.chunk_attention`),
+which gives them the same. (A mask of ancestors over the slots in flight would be the same in exact arithmetic only: it
+would add the keys of siblings' slots, as zeros, between the others, and so group the sums by where they lie.)
 """
 
 from __future__ import annotations

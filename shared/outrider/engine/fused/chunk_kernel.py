@@ -1,7 +1,7 @@
 """The kernel of `outrider.engine.fused.chunk_attention`, in Gluon: Triton, with every copy and layout written down.
 
 Gluon is experimental. This module may not be there to be imported, or to be compiled, with another Triton:
-`outrider.engine.fused.chunk_attention.usable` finds out.
+`outrider.engine.fused.chunk_trial` finds out.
 """
 
 from __future__ import annotations

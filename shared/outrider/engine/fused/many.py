@@ -47,8 +47,10 @@ class ManyChains(Rows):
         )
         row_tables = starts.repeat(counts)
         blocks = np.frombuffer(self.tables, np.int32)[row_tables + positions // block_size]
-        chunked = np.array([chunks is not None and chunks.has(feed) for feed in feeds])
-        splits = np.where(chunked.repeat(counts), 0, split_of(positions) + 1)
+        splits = split_of(positions) + 1
+        if chunks is not None:
+            chunked = np.array([chunks.has(feed) for feed in feeds])
+            splits[chunked.repeat(counts)] = 0
         split_ends = splits.cumsum()
         self.splits = int(split_ends[-1])
         self.positions = positions.astype(np.int32)
@@ -61,7 +63,7 @@ class ManyChains(Rows):
         wanted = np.array([feed.logit_rows for feed in feeds])
         self.logit_rows = _ranges(ends - wanted, wanted).astype(np.int32)
         spans = np.stack((firsts, counts, bases))
-        if chunks is not None and chunked.any():
+        if chunks is not None:
             cut = _cut(spans[:, chunked], chunks.height)
             self.chunk_tiles = cut.shape[1]
             spans = np.concatenate((cut, _cut(spans[:, ~chunked], tile_height)), axis=1)

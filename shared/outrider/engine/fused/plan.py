@@ -131,8 +131,9 @@ class PlanBuffer:
         """
         rows, chains = sum([feed.size for feed in feeds]), all(feed.tree.is_chain for feed in feeds)
         chunks = self._chunks if rows > COMMON_ROWS else None
-        others = [feed.size for feed in feeds if not chunks.has(feed)] if chunks else [feed.size for feed in feeds]
-        tall = sum(others) >= max(TALL_FROM, self.tile_rows * len(others) + 1) and self.tall_rows > self.tile_rows
+        others = feeds if chunks is None else [feed for feed in feeds if not chunks.has(feed)]
+        left = sum([feed.size for feed in others])
+        tall = left >= max(TALL_FROM, self.tile_rows * len(others) + 1) and self.tall_rows > self.tile_rows
         tall = tall and chains  # the tiles of a tree that branches have a row each
         height = self.tall_rows if tall else self.tile_rows
         lay_out = ManyChains if chains and rows > len(feeds) >= MANY else Layout
