@@ -39,6 +39,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return directory
 
 
+@pytest.fixture
+def hopper() -> torch.device:
+    """The GPU, for tests of kernels that are for Hopper alone."""
+    device = torch.device("cuda", 0)
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+    return device
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _rounds_are_timed_once() -> Iterator[None]:
     """Starting a replica takes a second or two of measuring, and tests start the same ones hundreds of times."""

@@ -8,7 +8,8 @@ turns: plain decoding, speculation with a fixed length, the same with look-ahead
 Every client asks for --tokens tokens after a random prompt of --prompt tokens, with a seed.
 With --simulated 6 there is no GPU: a verifier with a draft of its own waits six times as long as an H200 was seen to
 take (tests/benchmarks/simulated/card.py), --agreement is the chance that a guessed token stands, and coordinators, gRPC
-and clients are the real ones: this shows what the controller chooses, and not what hosts and GPUs reach.
+and clients are the real ones: this shows what the controller chooses, and not what hosts and GPUs reach. With --apart,
+too, verifier and draft are services of their own, as on two cards.
 Counted is what arrives between the last client's first token and the first client's last one; the verifier is busy
 while its device thread is in a pass.
 """

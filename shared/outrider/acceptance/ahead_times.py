@@ -29,6 +29,8 @@ class AheadTimes:
         self._last: dict[int, int] = {}
         self._rounds = 0
         self._misses: deque[float] = deque(maxlen=RECENT)
+        self.miss_ms: float | None = None
+        """What a round takes more whose outcome was not foreseen. None while such were seen too seldom."""
 
     def observe(self, drafted: int, milliseconds: float) -> None:
         """From verdict to verdict, with so many tokens for each outcome."""
@@ -44,11 +46,7 @@ class AheadTimes:
         """The same where the outcome was not among those that were drafted ahead for, and a fresh guess was made."""
         if drafted in self._typical:
             self._misses.append(max(0.0, milliseconds - self._typical[drafted]))
-
-    @property
-    def miss_ms(self) -> float | None:
-        """What such a round takes more than others. None while it was seen too seldom."""
-        return typical(self._misses) if len(self._misses) >= ENOUGH else None
+            self.miss_ms = typical(self._misses) if len(self._misses) >= ENOUGH else None
 
     def restart(self) -> None:
         """What was seen is old."""
@@ -63,15 +61,14 @@ class AheadTimes:
         """
         if not self._recent:
             return (0.0,) * (longest + 1)
-        known = self._typical
 
         def drafting(length: int) -> float:
             return draft_ms[length] if length <= longest else draft_ms[longest] * length / max(longest, 1)
 
         values, weights = [], []
         for length in range(longest + 1):
-            near = min(known, key=lambda each: (abs(each - length), each))
-            values.append(max(SHORTEST_MS, known[near] + drafting(length) - drafting(near)))
+            near = min(self._typical, key=lambda each: (abs(each - length), each))
+            values.append(max(SHORTEST_MS, self._typical[near] + drafting(length) - drafting(near)))
             weights.append(float(len(self._recent.get(length, ())) or 0.5))
         return monotone(values, weights)
 
@@ -84,5 +81,6 @@ def typical(recent: Sequence[float]) -> float:
     """
     if len(recent) < ENOUGH:
         return min(recent)
-    most = min(sorted(recent)[-1 - len(recent) // 3], 2.0 * median(recent))
+    ordered = sorted(recent)
+    most = min(ordered[-1 - len(recent) // 3], 2.0 * median(ordered))
     return fmean([min(each, most) for each in recent])

@@ -30,6 +30,8 @@ class ExpectedCosts:
         self._rounds, self._drafting = Factors(), Factors()
         self._passes = 0.0  # that this coordinator had sessions in
         self._sessions, self._own = 1.0, 1
+        self.pass_ms = verify.at(1.0, 1.0)
+        """Of a plain pass at the present load, as told."""
         self._hoped: dict[tuple[int, str], float] = {}  # by load and kind of round: since when the best is hoped
         self._tables: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = {}
         self._made = (-1, -1, "")  # what the tables were made of
@@ -39,6 +41,7 @@ class ExpectedCosts:
         self._own = max(own, 1)
         if abs(sessions - self._sessions) > STEADY * self._sessions:
             self._sessions = sessions
+            self.pass_ms = self._verify.at(sessions, sessions)
             self._tables.clear()
 
     def observe_verify(self, rows: int, sessions: int, milliseconds: float) -> None:
@@ -52,11 +55,6 @@ class ExpectedCosts:
         assert self._draft is not None
         expected = self._draft.drafting(drafted, sessions)
         self._drafting.observe(self._passes, cell_of(sessions, drafted), milliseconds, expected)
-
-    @property
-    def pass_ms(self) -> float:
-        """Of a plain pass at the present load, as told."""
-        return self._verify.at(self._sessions, self._sessions)
 
     @property
     def hopes(self) -> str:

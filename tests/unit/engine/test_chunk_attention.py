@@ -17,7 +17,7 @@ from outrider.engine.fused.attend import attend
 from outrider.engine.fused.borders import rows_per_tile
 from outrider.engine.fused.chunk_attention import HEIGHTS
 from outrider.engine.fused.chunk_trial import chunk_height
-from outrider.engine.fused.layout import Chunks, Layout
+from outrider.engine.fused.layout import Chunks, Layout, Tiling
 from outrider.engine.fused.merging import Workspace
 from outrider.engine.fused.plan import PlanBuffer, Shape
 from outrider.engine.kv import KvStore, LayerShape, SlotMoves
@@ -116,25 +116,17 @@ def test_a_kernel_that_fails_or_has_other_bits_is_not_used(
     assert said in caplog.text
 
 
-@pytest.fixture(name="device")
-def fixture_device() -> torch.device:
-    device = torch.device("cuda", 0)
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] != 9:
-        pytest.skip("needs a Hopper GPU")
-    return device
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "kv_heads", "size", "block_size"), MODELS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_bits_are_those_of_small_tiles(
-    device: torch.device, heads: int, kv_heads: int, size: int, block_size: int, dtype: torch.dtype
+    hopper: torch.device, heads: int, kv_heads: int, size: int, block_size: int, dtype: torch.dtype
 ) -> None:
     """Sessions of many lengths in one pass, over a cache in which whatever is not theirs is not a number."""
     shape, blocks, shared_by = LayerShape(kv_heads, size, size), 9000 // block_size, heads // kv_heads
-    assert chunk_height(heads, shape, block_size, dtype, device) == HEIGHTS[size] // shared_by
-    generator = torch.Generator(device).manual_seed(heads)
-    store = KvStore({0: shape}, (blocks + 1) * block_size, dtype=dtype, device=device)
+    assert chunk_height(heads, shape, block_size, dtype, hopper) == HEIGHTS[size] // shared_by
+    generator = torch.Generator(hopper).manual_seed(heads)
+    store = KvStore({0: shape}, (blocks + 1) * block_size, dtype=dtype, device=hopper)
     pool = BlockPool(blocks, block_size)
     kv = store.layers[0]
     kv.keys.fill_(float("nan"))
@@ -146,23 +138,22 @@ def test_the_bits_are_those_of_small_tiles(
         sequence.table.reverse()
         index = torch.arange(cached + rows)
         table = torch.tensor(sequence.table.tolist())
-        slots = (table[index // block_size] * block_size + index % block_size).to(device)
+        slots = (table[index // block_size] * block_size + index % block_size).to(hopper)
         for cache in (kv.keys, kv.values):
-            each = torch.randn(len(slots), kv_heads, size, generator=generator, device=device) * 2
+            each = torch.randn(len(slots), kv_heads, size, generator=generator, device=hopper) * 2
             cache[slots] = each.to(dtype)
         feeds.append(Feed(sequence, [1] * rows, NO_TREE))
     total = sum(feed.size for feed in feeds)
-    query = torch.randn(total, heads, size, generator=generator, device=device).to(dtype) * 2
+    query = torch.randn(total, heads, size, generator=generator, device=hopper).to(dtype) * 2
     plans = PlanBuffer(
-        device, rows=total, table_entries=4096, split_entries=1 << 14, block_size=block_size, spare_block=blocks,
+        hopper, rows=total, table_entries=4096, split_entries=1 << 14, block_size=block_size, spare_block=blocks,
         shared_by=shared_by,
     )  # fmt: skip
-    workspace = Workspace(1 << 14, heads, size, device)
+    workspace = Workspace(1 << 14, heads, size, hopper)
     found = []
-    for chunks in (None, Chunks(HEIGHTS[size] // shared_by, 1), Chunks(HEIGHTS[size] // shared_by, 60)):
-        layout = Layout(
-            feeds, block_size=block_size, spare_block=blocks, tile_height=rows_per_tile(shared_by), chunks=chunks
-        )
+    for chunks in (None, Chunks(HEIGHTS[size] // shared_by, 2), Chunks(HEIGHTS[size] // shared_by, 60)):
+        tiling = Tiling(rows_per_tile(shared_by), chunks=chunks)
+        layout = Layout(feeds, tiling, block_size=block_size, spare_block=blocks)
         plan = plans.fill(layout, Shape(total, layout.most_tiles, total, chunk_tiles=layout.chunk_tiles))
         output = torch.full_like(query, float("nan"))
         for _ in range(3):

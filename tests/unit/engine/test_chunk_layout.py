@@ -12,7 +12,7 @@ from outrider.engine.batch import Feed
 from outrider.engine.blocks import BlockPool
 from outrider.engine.fused import plan as plans
 from outrider.engine.fused.borders import split_at
-from outrider.engine.fused.layout import Chunks, Layout
+from outrider.engine.fused.layout import Chunks, Layout, Tiling
 from outrider.engine.fused.many import MANY, ManyChains
 from outrider.engine.fused.plan import Plan, PlanBuffer, Shape
 from tests.unit.engine.test_fused_plan import BLOCK_SIZE, SPARE, make_buffer, make_feed, random_tree, seen_keys
@@ -99,9 +99,9 @@ def test_slices_are_of_the_others_alone(seed: int) -> None:
 def test_many_chains_are_laid_out_as_few_are(seed: int) -> None:
     numbers, pool = random.Random(seed), BlockPool(40_000, BLOCK_SIZE)
     feeds = [make_feed(pool, numbers.choice(CACHED), numbers.choice([1, 1, 3, 40])) for _ in range(MANY + 3)]
-    options = {"block_size": BLOCK_SIZE, "spare_block": SPARE, "tile_height": 4}
-    many = ManyChains(feeds, chunks=Chunks(HEIGHT, 2 * HEIGHT), **options)
-    few = Layout(feeds, chunks=Chunks(HEIGHT, 2 * HEIGHT), **options)
+    tiling = Tiling(4, chunks=Chunks(HEIGHT, 2 * HEIGHT))
+    many = ManyChains(feeds, tiling, block_size=BLOCK_SIZE, spare_block=SPARE)
+    few = Layout(feeds, tiling, block_size=BLOCK_SIZE, spare_block=SPARE)
     assert few.chunk_tiles == many.chunk_tiles > 0
     assert few.splits == many.splits
     assert few.tables == many.tables

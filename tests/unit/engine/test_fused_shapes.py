@@ -18,7 +18,7 @@ from outrider.engine.batch import Feed
 from outrider.engine.draft import DraftCore
 from outrider.engine.fused import runner as module
 from outrider.engine.fused.borders import TALL_FROM
-from outrider.engine.fused.layout import Layout
+from outrider.engine.fused.layout import Layout, Tiling
 from outrider.engine.fused.loop import MOST_SESSIONS
 from outrider.engine.fused.plan import Plan, Shape
 from outrider.engine.fused.product import FEW_ROWS
@@ -52,7 +52,7 @@ def test_a_recorded_shape_holds_any_pass_of_tall_tiles(counts: list[int], tile_r
 @settings(max_examples=150, deadline=None)
 @given(st.lists(feeds(), min_size=1, max_size=40), st.sampled_from([1, 2, 3, 4, 16]))
 def test_a_recorded_shape_holds_any_pass(passed: list[Feed], tile_rows: int) -> None:
-    layout = Layout(passed, block_size=8, spare_block=0, tile_height=tile_rows)
+    layout = Layout(passed, Tiling(tile_rows), block_size=8, spare_block=0)
     if len(layout) > GRAPH_ROWS[-1]:
         return
     shape = graph_shape(len(layout), layout.most_tiles, tile_rows)

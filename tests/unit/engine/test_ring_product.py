@@ -127,12 +127,9 @@ def test_a_kernel_that_fails_or_is_wrong_is_not_used(
 
 
 @pytest.fixture(name="device")
-def fixture_device() -> torch.device:
-    device = torch.device("cuda", 0)
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] != 9:
-        pytest.skip("needs a Hopper GPU")
-    assert usable(device)
-    return device
+def fixture_device(hopper: torch.device) -> torch.device:
+    assert usable(hopper)
+    return hopper
 
 
 def random(rows: int, columns: int, device: torch.device) -> torch.Tensor:

@@ -251,8 +251,6 @@ def attend(query: Tensor, kv: LayerKv, plan: Plan, workspace: Workspace, scaling
     if plan.shape.chunk_tiles:
         attend_to_chunks(query, kv, plan, scaling * LOG2_E, output)
     for part in plan.slices:
-        if not part.tiles:
-            continue
         chosen = arranged(plan.shape.rows, part.tiles * kv_heads, common["padded_size"] * query.itemsize)
         # Products in float32 leave a program no registers to merge in.
         by_last = chosen.by_last and not (query.is_cuda and query.itemsize > 2)

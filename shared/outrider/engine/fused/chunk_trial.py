@@ -9,39 +9,29 @@ from outrider.engine.blocks import BlockPool
 from outrider.engine.fused.attend import attend
 from outrider.engine.fused.borders import TALL_HEIGHT, rows_per_tile, tile_height
 from outrider.engine.fused.chunk_attention import HEIGHTS
-from outrider.engine.fused.layout import Chunks, Layout
+from outrider.engine.fused.hopper import can_use
+from outrider.engine.fused.layout import Chunks, Layout, Tiling
 from outrider.engine.fused.merging import Workspace
 from outrider.engine.fused.plan import PlanBuffer, Shape
 from outrider.engine.kv import KvStore, LayerKv, LayerShape, SlotMoves
 from outrider.engine.sequence import NO_TREE, KvSequence
-from outrider.telemetry.logs import get_logger
-
-log = get_logger(__name__)
 
 CACHED, ROWS = 1500, 70
 """Of the session it is tried on: its rows see short splits and long ones, and are in several tiles."""
 
 
 def chunk_height(heads: int, shape: LayerShape, block_size: int, dtype: torch.dtype, device: torch.device) -> int:
-    """Positions in a tile of `outrider.engine.fused.chunk_attention`; 0 if it is not there for such a model.
-
-    It is for Hopper alone (its matrix instructions are), and in a language that may change with Triton.
-    """
+    """Positions in a tile of `outrider.engine.fused.chunk_attention`; 0 if it is not there for such a model."""
     shared_by = heads // shape.kv_heads
     height = HEIGHTS.get(shape.key_size, 0) // shared_by
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
-        return 0
     if not height or tile_height(shared_by) > TALL_HEIGHT or dtype not in (torch.bfloat16, torch.float16):
         return 0
-    try:
+
+    def fault() -> str:
         same = _Trial(heads, shape, block_size, dtype, device).same_bits(height)
-    except Exception as error:  # whatever is amiss with it, there is another kernel
-        log.warning("attention in tall tiles is not there for prompts: %s", repr(error)[:300])
-        return 0
-    if not same:
-        log.warning("attention in tall tiles has other bits here, and is not used for prompts")
-        return 0
-    return height
+        return "" if same else "other bits here, and not used"
+
+    return height if can_use("attention of prompts in tall tiles", device, fault) else 0
 
 
 class _Trial:
@@ -72,13 +62,11 @@ class _Trial:
 
     def same_bits(self, height: int) -> bool:
         """Compare tiles of `height` positions with the others."""
-        return torch.equal(self._attended(Chunks(height, 1)), self._attended(None))
+        return torch.equal(self._attended(Chunks(height, height)), self._attended(None))
 
     def _attended(self, chunks: Chunks | None) -> torch.Tensor:
-        layout = Layout(
-            [self._feed], block_size=self._block_size, spare_block=self._spare,
-            tile_height=rows_per_tile(self._shared_by), chunks=chunks,
-        )  # fmt: skip
+        tiling = Tiling(rows_per_tile(self._shared_by), chunks=chunks)
+        layout = Layout([self._feed], tiling, block_size=self._block_size, spare_block=self._spare)
         shape = Shape(ROWS, layout.most_tiles, ROWS, chunk_tiles=layout.chunk_tiles)
         output = torch.full_like(self._query, float("nan"))
         plan = self._plans.fill(layout, shape)

@@ -25,11 +25,20 @@ class Chunks:
     """Which feeds of a pass are attended to as chunks of prompts, by `outrider.engine.fused.chunk_attention`."""
 
     height: int  # most positions in a tile
-    least: int  # rows that such a feed has at least
+    least: int  # rows that such a feed has at least; not 1
 
     def has(self, feed: Feed) -> bool:
         """True if `feed` is a chunk: long, at a place that is known, and a chain."""
         return feed.size >= self.least and feed.back < 0 and feed.tree.is_chain
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How the rows of a pass are cut into tiles."""
+
+    height: int  # most positions of a session in a tile
+    tall: bool = False  # whether that is many
+    chunks: Chunks | None = None
 
 
 class Rows:
@@ -40,9 +49,9 @@ class Rows:
     them is as where there are no rows.
     """
 
-    def __init__(self, *, tall: bool) -> None:
-        """No rows yet. `tall`: whether tiles hold many positions of a session."""
-        self.tall = tall
+    def __init__(self, tiling: Tiling) -> None:
+        """No rows yet."""
+        self.tall = tiling.tall
         self.chunk_tiles = 0  # so many tiles come first that are those of `outrider.engine.fused.chunk_attention`
         self.ids: Section = []
         self.positions: Section = []
@@ -102,24 +111,15 @@ class Layout(Rows):
     tile_ends: list[int]
     logit_rows: list[int]
 
-    def __init__(
-        self,
-        feeds: Sequence[Feed],
-        *,
-        block_size: int,
-        spare_block: int,
-        tile_height: int,
-        tall: bool = False,
-        chunks: Chunks | None = None,
-    ) -> None:
-        """`tile_height`: most positions of a session in a tile. `tall`: whether that is many."""
-        super().__init__(tall=tall)
+    def __init__(self, feeds: Sequence[Feed], tiling: Tiling, *, block_size: int, spare_block: int) -> None:
+        """`spare_block`: what the tables begin with."""
+        super().__init__(tiling)
         self._block_size = block_size
-        self._height = tile_height
-        self._chunks = chunks
+        self._height = tiling.height
+        self._chunks = tiling.chunks
         self.tables = array("i", (spare_block,))
-        if chunks is not None:
-            self._add_chunks(feeds, chunks)
+        if tiling.chunks is not None:
+            self._add_chunks(feeds, tiling.chunks)
         for feed in feeds:
             if len(feed) == 1 and not feed.grown:
                 self._add_single(feed)

@@ -9,7 +9,7 @@ import numpy as np
 
 from outrider.engine.batch import Feed
 from outrider.engine.fused.borders import Ints, split_of
-from outrider.engine.fused.layout import Chunks, Rows
+from outrider.engine.fused.layout import Rows, Tiling
 from outrider.engine.sequence import KvSequence
 
 MANY = 24
@@ -19,18 +19,10 @@ MANY = 24
 class ManyChains(Rows):
     """See `outrider.engine.fused.layout.Rows`. The sections are int32."""
 
-    def __init__(
-        self,
-        feeds: Sequence[Feed],
-        *,
-        block_size: int,
-        spare_block: int,
-        tile_height: int,
-        tall: bool = False,
-        chunks: Chunks | None = None,
-    ) -> None:
+    def __init__(self, feeds: Sequence[Feed], tiling: Tiling, *, block_size: int, spare_block: int) -> None:
         """As `Layout`; every feed's tree is a chain."""
-        super().__init__(tall=tall)
+        super().__init__(tiling)
+        chunks = tiling.chunks
         bases = np.array([feed.base for feed in feeds])
         counts = np.array([feed.size for feed in feeds])
         ends = counts.cumsum()
@@ -66,9 +58,9 @@ class ManyChains(Rows):
         if chunks is not None:
             cut = _cut(spans[:, chunked], chunks.height)
             self.chunk_tiles = cut.shape[1]
-            spans = np.concatenate((cut, _cut(spans[:, ~chunked], tile_height)), axis=1)
+            spans = np.concatenate((cut, _cut(spans[:, ~chunked], tiling.height)), axis=1)
         else:
-            spans = _cut(spans, tile_height)
+            spans = _cut(spans, tiling.height)
         firsts, counts, bases = spans
         self.most_tiles = len(firsts)
         self.tile_rows = firsts.astype(np.int32)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.engine.batch import Feed
 from outrider.engine.fused.borders import DEEPEST, TALL_FROM, rows_per_tile, split_end, split_of
-from outrider.engine.fused.layout import CHAIN, Chunks, Layout, Rows, Section
+from outrider.engine.fused.layout import CHAIN, Chunks, Layout, Rows, Section, Tiling
 from outrider.engine.fused.many import MANY, ManyChains, block_tables
 from outrider.engine.fused.slices import Slice, cut
 from outrider.engine.fused.staged import Staged
@@ -137,9 +137,7 @@ class PlanBuffer:
         tall = tall and chains  # the tiles of a tree that branches have a row each
         height = self.tall_rows if tall else self.tile_rows
         lay_out = ManyChains if chains and rows > len(feeds) >= MANY else Layout
-        return lay_out(
-            feeds, block_size=self._block_size, spare_block=self._spare, tile_height=height, tall=tall, chunks=chunks
-        )
+        return lay_out(feeds, Tiling(height, tall, chunks), block_size=self._block_size, spare_block=self._spare)
 
     def fill(self, layout: Rows, shape: Shape) -> Plan:
         """Write the rows into the sections for `shape`, which must have room for them. The pass over them."""
@@ -229,9 +227,9 @@ class PlanBuffer:
         nothing = array("i", bytes(4 * start))
         nothing[places["slots"]] = array("i", (self._spare * self._block_size,)) * shape.rows
         nothing[places["tree_starts"]] = array("i", (CHAIN,)) * shape.rows
-        device = self._buffer.device
+        device, others = self._buffer.device, shape.tiles - shape.chunk_tiles
         plan = Plan(
-            shape, (Slice(0, shape.rows, shape.chunk_tiles, shape.tiles - shape.chunk_tiles),), self._block_size,
+            shape, (Slice(0, shape.rows, shape.chunk_tiles, others),) if others else (), self._block_size,
             paths=self._paths.device.view(-1, DEEPEST), tables=device[start:],
             **{name: device[place] for name, place in places.items()},
         )  # fmt: skip

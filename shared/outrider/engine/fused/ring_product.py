@@ -19,11 +19,9 @@ import torch
 import triton
 from torch import Tensor
 
+from outrider.engine.fused.hopper import can_use
 from outrider.engine.fused.launch import overlap_options
 from outrider.engine.fused.tall_product import MULTIPROCESSORS, crowded
-from outrider.telemetry.logs import get_logger
-
-log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +130,10 @@ class RingProduct:
 
 @cache
 def usable(device: torch.device) -> bool:
-    """True if the kernel is there and computes what it should: tried on a small product, once.
-
-    It is for Hopper alone (its matrix instructions are), and in a language that may change with Triton.
-    """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
-        return False
-    try:
-        right = _is_right_on(device)
-    except Exception as error:  # whatever is amiss with it, there is another kernel
-        log.warning("products that bring weights ahead are not there: %s", repr(error)[:300])
-        return False
-    if not right:
-        log.warning("products that bring weights ahead are wrong here, and not used")
-    return right
+    """True if the kernel is there and computes what it should: tried on a small product, once."""
+    return can_use(
+        "products that bring weights ahead", device, lambda: "" if _is_right_on(device) else "wrong here, and not used"
+    )
 
 
 def _is_right_on(device: torch.device) -> bool:
